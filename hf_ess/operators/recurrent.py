@@ -1,0 +1,158 @@
+"""Operators with a finite state: s_i = A_i s_{i-1} + b_i u_i, y_i = c_i . s_i."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hf_ess.operators.base import Operator
+
+
+class RecurrentOperator(Operator):
+    """Linear time-varying recurrences with one input and one output: T_ij = c_i^T A_i ... A_{j+1} b_j.
+
+    The transition is A_i = diag(a_i) - p_i q_i^T, whose special cases are the identity (a None), a scalar
+    (a of width 1), diagonal, and diagonal plus rank one (the delta rule: a_i (I - beta_i k_i k_i^T)).
+
+    Args:
+        a: (operator, L, n), (operator, L, 1) or None; decay, already exponentiated.
+        b: (operator or 1, L, n); input map.
+        c: (operator or 1, L, n); output map.
+        rank_one: None, or the pair p, q, each (operator, L, n).
+        multiplicity: channels that share each operator.
+    """
+
+    def __init__(
+        self,
+        a: Tensor | None,
+        b: Tensor,
+        c: Tensor,
+        rank_one: tuple[Tensor, Tensor] | None = None,
+        multiplicity: int = 1,
+    ) -> None:
+        parts = [x for x in (a, b, c, *(rank_one or ())) if x is not None]
+        self._count = max(x.shape[0] for x in parts)
+        self._multiplicity = multiplicity
+        for x in parts:
+            if x.dim() != 3 or x.shape[0] not in (1, self._count) or x.shape[1] != b.shape[1]:
+                raise ValueError(
+                    f"expected (operator, L, n) = ({self._count}, {b.shape[1]}, ...), got {tuple(x.shape)}"
+                )
+        self.a = None if a is None else a.double()
+        self.b, self.c = b.double(), c.double()
+        self.rank_one = None if rank_one is None else (rank_one[0].double(), rank_one[1].double())
+
+    @property
+    def count(self) -> int:
+        return self._count
+
+    @property
+    def length(self) -> int:
+        return self.b.shape[1]
+
+    @property
+    def state(self) -> int:
+        """Dimension n of the state."""
+        return self.b.shape[2]
+
+    @property
+    def multiplicity(self) -> int:
+        return self._multiplicity
+
+    def transition(self, i: int, s: Tensor) -> Tensor:
+        """A_i s for states s: (operator, n, channel)."""
+        out = s if self.a is None else self.a[:, i, :, None] * s
+        if self.rank_one is not None:
+            p, q = (x[:, i, :, None] for x in self.rank_one)
+            out = out - p * (q * s).sum(1, keepdim=True)
+        return out
+
+    def apply(self, u: Tensor) -> Tensor:
+        """T u by running the recurrence; u: (operator, L, channel) -> the same shape, float64."""
+        u = u.double()
+        s = u.new_zeros(self.count, self.state, u.shape[2])
+        y = torch.empty_like(u)
+        for i in range(self.length):
+            s = self.transition(i, s) + self.b[:, i, :, None] * u[:, None, i]
+            y[:, i] = (self.c[:, i, :, None] * s).sum(1)
+        return y
+
+    def dense(self) -> Tensor:
+        """T, by the recurrence applied to the identity: products of A, never quotients, so decay cannot divide by 0."""
+        eye = torch.eye(self.length, dtype=torch.float64, device=self.b.device)
+        return self.apply(eye.expand(self.count, -1, -1))
+
+    def tss(self) -> Tensor:
+        """n at every cut (arXiv 2504.19561: the state size of the given realisation)."""
+        return self.b.new_full((1, self.length - 1), float(self.state)).expand(self.count, -1)
+
+    def __getitem__(self, operators: slice) -> RecurrentOperator:
+        def part(x: Tensor) -> Tensor:
+            return x if x.shape[0] == 1 and self._count > 1 else x[operators]
+
+        rank_one = None if self.rank_one is None else (part(self.rank_one[0]), part(self.rank_one[1]))
+        a = None if self.a is None else part(self.a)
+        block = RecurrentOperator(a, part(self.b), part(self.c), rank_one, self._multiplicity)
+        block._count = len(range(*operators.indices(self._count)))
+        return block
+
+    def is_finite(self) -> bool:
+        parts = [x for x in (self.a, self.b, self.c, *(self.rank_one or ())) if x is not None]
+        return all(bool(x.isfinite().all()) for x in parts)
+
+
+class SelectiveScan(Operator):
+    """The Mamba-1 scan (S6) of every channel, discretised block by block: 8,192 channels never exist at once.
+
+    Channel c has a_i = exp(dt_ci A_c), b_i = dt_ci B_i, c_i = C_i (arXiv 2312.00752, eq. 4 with the simplified
+    input map that all implementations use).
+
+    Args:
+        dt: (channel, L); step size after bias and softplus.
+        A: (channel, n); negative.
+        B: (L, n); input map shared by the channels.
+        C: (L, n); output map shared by the channels.
+    """
+
+    def __init__(self, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> None:
+        if dt.shape != (A.shape[0], B.shape[0]) or B.shape != C.shape or A.shape[1] != B.shape[1]:
+            shapes = ", ".join(str(tuple(x.shape)) for x in (dt, A, B, C))
+            raise ValueError(f"expected dt (channel, L), A (channel, n), B and C (L, n), got {shapes}")
+        self.dt, self.A, self.B, self.C = dt.double(), A.double(), B.double(), C.double()
+
+    @property
+    def count(self) -> int:
+        return self.dt.shape[0]
+
+    @property
+    def length(self) -> int:
+        return self.dt.shape[1]
+
+    @property
+    def state(self) -> int:
+        """Dimension n of each channel's state."""
+        return self.A.shape[1]
+
+    @property
+    def multiplicity(self) -> int:
+        return 1
+
+    def recurrent(self) -> RecurrentOperator:
+        """The same operators with a, b, c spelled out: 16 n L bytes a channel, so take a block first."""
+        a = torch.exp(self.dt[:, :, None] * self.A[:, None])
+        return RecurrentOperator(a, self.dt[:, :, None] * self.B, self.C[None])
+
+    def apply(self, u: Tensor) -> Tensor:
+        return torch.cat([x.recurrent().apply(u[part]) for part, x in self.blocks(1024)])
+
+    def dense(self) -> Tensor:
+        return self.recurrent().dense()
+
+    def tss(self) -> Tensor:
+        return self.dt.new_full((1, self.length - 1), float(self.state)).expand(self.count, -1)
+
+    def __getitem__(self, operators: slice) -> SelectiveScan:
+        return SelectiveScan(self.dt[operators], self.A[operators], self.B, self.C)
+
+    def is_finite(self) -> bool:
+        return all(bool(x.isfinite().all()) for x in (self.dt, self.A, self.B, self.C))
