@@ -1,10 +1,10 @@
 """Tiny checkpoints with random weights and a real tokenizer, made on the spot for the tests.
 
-    tiny_checkpoint(tmp_path / "llama", "llama")            a folder as save_pretrained writes it
-    tiny_model("mistral", sliding_window=4)                 the model alone, in memory
-    tiny_tokenizer()                                        byte-level BPE with merges such as ".\\n\\n" and " });"
+    tiny_checkpoint(tmp_path / "llama", "llama")     a folder as save_pretrained writes it
+    tiny_model("mistral", sliding_window=4)          the model alone, in memory
+    tiny_tokenizer()                                 byte-level BPE with merges such as ".\\n\\n" and " });"
 
-The names are the model types in data/tiny_configs.json. Everything is seeded: the same call gives the same bytes.
+The names are the model types in data/tiny_configs.json. All is seeded: the same call gives the same bytes.
 """
 
 import json
@@ -19,8 +19,8 @@ CONFIGS: dict[str, dict[str, Any]] = json.loads(
 PAD, BOS, EOS, EOT = "<|pad|>", "<|begin_of_text|>", "<|end_of_text|>", "<|eot|>"  # ids 0, 1, 2, 3
 VOCABULARY = 384
 
-# The merges are learned from this text, so it holds what tests look for: delimiters glued to their neighbours.
-TEXT = """The lamp was out. Nobody had paid. "Where is the keeper?" she said. He went home, and the ship came in.
+# The merges are learned from this text, so it holds delimiters that are glued to their neighbours.
+TEXT = """The lamp was out. Nobody had paid. "Where is the keeper?" he said. He went home, and a ship came in.
 
 The sea was high. The old man kept the light, and the light kept the ships. Nobody had seen him.
 
@@ -75,12 +75,15 @@ def tiny_tokenizer(add_bos: bool = True) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(_tokenizer_json(add_bos)), pad_token=PAD, bos_token=BOS, eos_token=EOS
+        tokenizer_object=Tokenizer.from_str(_tokenizer_json(add_bos)),
+        pad_token=PAD,
+        bos_token=BOS,
+        eos_token=EOS,
     )
 
 
 def tiny_config(name: str, **overrides: Any) -> Any:
-    """The configuration of one model type, with the vocabulary of `tiny_tokenizer` and room for 512 tokens."""
+    """The configuration of one model type, with `tiny_tokenizer`'s vocabulary and room for 512 tokens."""
     from transformers import CONFIG_MAPPING
 
     arguments = {**CONFIGS[name]}
@@ -91,10 +94,10 @@ def tiny_config(name: str, **overrides: Any) -> Any:
 
 
 def tiny_model(name: str, *, seed: int = 0, gain: float = 2.0, **overrides: Any) -> Any:
-    """A `*ForCausalLM` in eval mode and float32 whose weights are large enough to make the layers do something.
+    """A `*ForCausalLM` in eval mode and float32 with weights large enough for the layers to do something.
 
-    The default standard deviation of 0.02 gives attention that is uniform and scans that forget nothing. Here every
-    projection is drawn with `gain / sqrt(fan-in)`, so scores have a spread of some units.
+    The default standard deviation of 0.02 gives attention that is uniform and scans that forget nothing. Here
+    every projection is drawn with `gain / sqrt(fan-in)`, so scores have a spread of some units.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -137,8 +140,8 @@ def tiny_checkpoint(
 ) -> Path:
     """Write a tiny model, and its tokenizer, to a folder and return the folder.
 
-    `dtype` is the type of the stored weights, `shards=True` writes several weight files with an index, and further
-    arguments go into the configuration (`num_hidden_layers=1`, `sliding_window=4`, ...).
+    `dtype` is the type of the stored weights, `shards=True` writes several weight files with an index, and
+    further arguments go into the configuration (`num_hidden_layers=1`, `sliding_window=4`, ...).
     """
     import torch
 
