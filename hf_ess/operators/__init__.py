@@ -3,5 +3,6 @@
 from hf_ess.operators.base import Operator
 from hf_ess.operators.dense import DenseOperator
 from hf_ess.operators.recurrent import RecurrentOperator, SelectiveScan
+from hf_ess.operators.softmax import SoftmaxAttention
 
-__all__ = ["DenseOperator", "Operator", "RecurrentOperator", "SelectiveScan"]
+__all__ = ["DenseOperator", "Operator", "RecurrentOperator", "SelectiveScan", "SoftmaxAttention"]

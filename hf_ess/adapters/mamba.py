@@ -1,0 +1,101 @@
+"""Mamba-1 (S6): mamba, falcon_mamba, and the Mamba layers of jamba and zamba."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hf_ess.adapters.base import MixerCall, Watch
+from hf_ess.adapters.registry import register
+from hf_ess.operators import SelectiveScan
+
+_SCAN = "mamba_selective_scan"
+
+
+@register
+class Mamba:
+    """Every mixer whose modelling file calls its own `mamba_selective_scan`, whichever kernel that name is bound to."""
+
+    kind = "mamba"
+
+    @contextmanager
+    def watch(self, watch: Watch) -> Iterator[None]:
+        files = {type(m).__module__ for m in watch.model.modules()}
+        with ExitStack() as stack:
+            for name in sorted(files):
+                if hasattr(sys.modules.get(name), _SCAN):
+                    stack.enter_context(_replaced(sys.modules[name], _SCAN, watch))
+            yield
+
+
+@contextmanager
+def _replaced(file: Any, name: str, watch: Watch) -> Iterator[None]:
+    scan = getattr(file, name)
+    setattr(file, name, _observed(scan, watch))
+    try:
+        yield
+    finally:
+        setattr(file, name, scan)
+
+
+def _observed(scan: Callable[..., Any], watch: Watch) -> Callable[..., Any]:
+    # A decorated kernel takes what the file's torch function takes; only the latter's signature names it all.
+    signature = inspect.signature(inspect.unwrap(scan))
+
+    def observed(*args: Any, **kwargs: Any) -> Any:
+        result = scan(*args, **kwargs)
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        features = list(given.arguments.values())[:5]
+        if features[0].shape[0] != 1:
+            watch.refuse(watch.running[-1], f"it ran on a batch of {features[0].shape[0]} sequences where one was given")
+            return result
+        bias, softplus = given.arguments["delta_bias"], given.arguments["delta_softplus"]
+        # The mixing alone (no skip D, no gate z) by the model's own function: once in float32, as the reference,
+        # and where the model runs in less, once as the model ran it, to tell what its own rounding costs.
+        reference = scan(*map(_raised, features), delta_bias=_raised(bias), delta_softplus=softplus)
+        low = features[0].dtype not in (torch.float32, torch.float64)
+        output = scan(*features, delta_bias=bias, delta_softplus=softplus) if low else None
+        u, dt, A, B, C = (x[0] if x.dim() == 3 else x for x in features)
+        watch.record(
+            MixerCall(
+                module=watch.running[-1],
+                kind=Mamba.kind,
+                operator=operator_of(dt, A, B, C, bias, softplus),
+                inputs=u[..., None],
+                reference=reference[0][..., None],
+                output=None if output is None else output[0][..., None],
+            )
+        )
+        return result
+
+    return observed
+
+
+def operator_of(
+    dt: Tensor, A: Tensor, B: Tensor, C: Tensor, bias: Tensor | None = None, softplus: bool = False
+) -> SelectiveScan:
+    """The scan of every channel from the arguments of `mamba_selective_scan`, in float64.
+
+    Args:
+        dt: (channel, L), before bias and softplus.
+        A: (channel, n), negative.
+        B, C: (n, L).
+        bias: (channel,) or None.
+        softplus: whether dt = softplus(dt + bias).
+    """
+    dt = dt.double()
+    if bias is not None:
+        dt = dt + bias.double()[:, None]
+    return SelectiveScan(F.softplus(dt) if softplus else dt, A, B.mT, C.mT)
+
+
+def _raised(x: Tensor | None) -> Tensor | None:
+    return x if x is None or x.dtype == torch.float64 else x.float()

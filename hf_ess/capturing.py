@@ -1,0 +1,286 @@
+"""Run a model once and hand over the operator of every sequence mixer as it comes; keep nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_ess.adapters.base import MixerCall, Watch
+from hf_ess.adapters.inventory import Inventory, is_mixer, layer_number, mixes_along_the_text
+from hf_ess.adapters.registry import adapters
+from hf_ess.errors import BadInput, NonFiniteOperator, VerificationFailed
+from hf_ess.operators import Operator
+from hf_ess.verification import relative_error, rounding
+
+
+@dataclass
+class CapturedLayer:
+    """One call of one sequence mixer, verified.
+
+    Attributes:
+        layer: number of the layer in the model.
+        call: how many times this module had been called before in this run.
+        module: its path.
+        class_name: its class.
+        kind: family, such as "softmax" or "mamba".
+        operator: T of every head or channel.
+        error: largest ||T u - y|| / ||y|| over the operators; y from the model's own function in float32.
+        bound: what error may be at most.
+        rounding: distance of the model's own output in its dtype from y; 0 for a float32 model.
+        finite: whether T and the layer's own output have no NaN or Inf.
+        inputs: u, (operator, L, channel).
+    """
+
+    layer: int
+    call: int
+    module: str
+    class_name: str
+    kind: str
+    operator: Operator
+    error: float
+    bound: float
+    rounding: float
+    finite: bool
+    inputs: Tensor
+
+    @property
+    def verified(self) -> bool:
+        """Whether T is finite and reproduces the layer within the bound."""
+        return self.finite and self.error <= self.bound
+
+
+@dataclass(frozen=True)
+class SkippedLayer:
+    """A sequence mixer without a measured operator, and why.
+
+    Attributes:
+        layer: number of the layer in the model; None where the path has none.
+        module: its path.
+        class_name: its class.
+        reason: one sentence.
+        called: whether it ran on this text.
+    """
+
+    layer: int | None
+    module: str
+    class_name: str
+    reason: str
+    called: bool = True
+
+
+def capture(
+    model: nn.Module,
+    input_ids: Tensor | list[int],
+    on_layer: Callable[[CapturedLayer], None],
+    *,
+    layers: set[int] | None = None,
+    strict: bool = False,
+) -> list[SkippedLayer]:
+    """Runs the model once on one sequence; on_layer gets each mixer's operators while the model runs.
+
+    The model is left as it was found, also after an error: attention implementation, hooks, train mode, RNG.
+
+    Args:
+        model: a causal language model of transformers.
+        input_ids: (L,) or (1, L) token ids, L >= 2, no padding.
+        on_layer: called once per mixer call, in order of execution; what it does not keep is freed.
+        layers: numbers of the layers wanted; default all.
+        strict: raise where an operator fails its verification or is not finite.
+
+    Returns:
+        The mixers that ran and were not measured, and those that never ran (called is False).
+
+    Raises:
+        BadInput: the input is not one sequence of at least 2 tokens, or the model was compiled.
+        VerificationFailed, NonFiniteOperator: with strict.
+    """
+    ids = torch.as_tensor(input_ids)
+    ids = ids[None] if ids.dim() == 1 else ids
+    if ids.dim() != 2 or ids.shape[0] != 1 or ids.shape[1] < 2:
+        raise BadInput(f"capture takes one sequence of at least 2 token ids, got shape {tuple(ids.shape)}")
+    if hasattr(model, "_orig_mod"):
+        raise BadInput("the model was compiled with torch.compile; pass the original module (model._orig_mod)")
+    run = _Run(model, on_layer, layers, strict)
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(_as_found(model))
+        stack.enter_context(_eager_attention(model))
+        stack.enter_context(run.hooks())
+        for adapter in adapters():
+            stack.enter_context(adapter.watch(run.watch))
+        model(input_ids=ids.to(_input_device(model)), use_cache=False)
+    return run.skipped()
+
+
+class _Run:
+    """What is known while the model runs: where it is, what was recorded, what was refused."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        on_layer: Callable[[CapturedLayer], None],
+        layers: set[int] | None,
+        strict: bool,
+    ) -> None:
+        self.inventory = Inventory(model)
+        self.on_layer, self.layers, self.strict = on_layer, layers, strict
+        self.watch = Watch(model, self.record, self.refuse)
+        self.calls: Counter[str] = Counter()
+        self.called: set[str] = set()
+        self.done: set[str] = set()
+        self.refused: dict[str, SkippedLayer] = {}
+
+    @contextmanager
+    def hooks(self) -> Iterator[None]:
+        """Keeps the stack of layers and mixers that are running."""
+        watched = {id(m): m for m in (*self.inventory.mixers.values(), *self.inventory.layers.values())}
+        for path, module in self.watch.model.named_modules():
+            if is_mixer(path, module):
+                watched[id(module)] = module
+
+        def enter(module: nn.Module, *_: Any) -> None:
+            self.watch.running.append(module)
+            self.called.add(self.inventory.path(module, self.watch.running))
+
+        def leave(module: nn.Module, *_: Any) -> None:
+            self.watch.running.pop()
+
+        handles = []
+        try:
+            for module in watched.values():
+                handles.append(module.register_forward_pre_hook(enter))
+                handles.append(module.register_forward_hook(leave))
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self.watch.running.clear()
+
+    def record(self, seen: MixerCall) -> None:
+        path = self.inventory.path(seen.module, self.watch.running)
+        layer = self._layer(path)
+        call = self.calls[path]
+        self.calls[path] += 1
+        if self.layers is not None and layer not in self.layers:
+            self.done.add(path)
+            return
+        finite = seen.operator.is_finite() and bool(seen.reference.isfinite().all())
+        if finite:
+            reason = _not_causal(seen.operator)
+            if reason:
+                self.refuse(seen.module, reason)
+                return
+        self.done.add(path)
+        error = relative_error(seen.operator, seen.inputs, seen.reference) if finite else float("inf")
+        lost = 0.0 if seen.output is None else rounding(seen.output, seen.reference)
+        captured = CapturedLayer(
+            layer=layer,
+            call=call,
+            module=path,
+            class_name=type(seen.module).__name__,
+            kind=seen.kind,
+            operator=seen.operator,
+            error=error,
+            bound=seen.bound,
+            rounding=lost,
+            finite=finite,
+            inputs=seen.inputs,
+        )
+        if self.strict and not finite:
+            raise NonFiniteOperator(f"the operator of {path} (layer {layer}) is not finite: it holds NaN or Inf")
+        if self.strict and not captured.verified:
+            raise VerificationFailed(
+                f"the operator of {path} (layer {layer}) does not reproduce the layer: "
+                f"relative error {error:.1e}, allowed {seen.bound:.1e}"
+            )
+        self.on_layer(captured)
+
+    def refuse(self, module: nn.Module, reason: str) -> None:
+        if not mixes_along_the_text(module):
+            return
+        path = self.inventory.path(module, self.watch.running)
+        self.refused[path] = SkippedLayer(self._layer(path), path, type(module).__name__, reason)
+
+    def _layer(self, path: str) -> int:
+        number = layer_number(path)
+        return len(self.done) if number is None else number
+
+    def skipped(self) -> list[SkippedLayer]:
+        """Refused mixers, mixers that nobody recorded, and layers in which no mixer is known at all."""
+        out = dict(self.refused)
+        accounted = self.done | set(self.refused)
+        for path, module in self.inventory.mixers.items():
+            if not _related(path, accounted):
+                ran = any(p == path or p.startswith(path + ".") for p in self.called)
+                reason = _unknown(module) if ran else "it was not called on this text"
+                out[path] = SkippedLayer(layer_number(path), path, type(module).__name__, reason, ran)
+        for path, module in self.inventory.layers.items():
+            if path in self.called and not _related(path, accounted | set(out)):
+                reason = "no sequence mixer of a known kind was found in this layer"
+                out[path] = SkippedLayer(layer_number(path), path, type(module).__name__, reason)
+        listed = out.values()
+        if self.layers is not None:
+            listed = [x for x in listed if x.layer is None or x.layer in self.layers]
+        return sorted(listed, key=lambda x: (x.layer is None, x.layer, x.module))
+
+
+def _related(path: str, others: set[str]) -> bool:
+    """Whether a path, one above it, or one below it is among the others."""
+    return any(p == path or p.startswith(path + ".") or path.startswith(p + ".") for p in others)
+
+
+def _unknown(module: nn.Module) -> str:
+    return f"no adapter for {type(module).__name__}: this kind of sequence mixer is not supported yet"
+
+
+def _not_causal(operator: Operator) -> str | None:
+    """Checks the upper triangle of T where T is made of a mask; a recurrence is causal by its form."""
+    visible = getattr(operator, "visible", None)
+    if visible is not None:
+        above = torch.ones(operator.length, operator.length, dtype=torch.bool, device=visible().device).triu(1)
+        if not (visible() & above).any():
+            return None
+    elif not hasattr(operator, "matrix"):
+        return None
+    largest = max(float(block.dense().triu(1).abs().max()) for _, block in operator.blocks(8))
+    return f"its operator is not causal: |T_ij| up to {largest:.3g} above the diagonal" if largest > 0 else None
+
+
+def _input_device(model: nn.Module) -> torch.device:
+    """Where the embedding lives: a model may be spread over devices, or its weights be on meta until they run."""
+    device = getattr(model, "device", torch.device("cpu"))
+    return torch.device("cpu") if device.type == "meta" else device
+
+
+@contextmanager
+def _as_found(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside; train mode of every module and the RNG state as before outside."""
+    training = [m for m in model.modules() if m.training]
+    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+    with torch.random.fork_rng(devices=devices):
+        model.eval()
+        try:
+            yield
+        finally:
+            for module in training:
+                module.training = True
+
+
+@contextmanager
+def _eager_attention(model: nn.Module) -> Iterator[None]:
+    """Attention "eager" inside, in the model and in every part with a configuration of its own."""
+    configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
+    before = [(c, c._attn_implementation_internal) for c in configs.values() if hasattr(c, "_attn_implementation_internal")]
+    try:
+        if any(value != "eager" for _, value in before) and hasattr(model, "set_attn_implementation"):
+            model.set_attn_implementation("eager")
+        yield
+    finally:
+        for config, value in before:
+            config._attn_implementation_internal = value
