@@ -1,0 +1,122 @@
+"""Effective state-size and singular values of every H_i = T[i:, :i] of dense causal operators, any device.
+
+All functions take T as (B, L d, L d), read its strict lower triangle alone, never write to it, and answer for the cuts
+i = 1 .. L-1 (index i - 1), H_i = T[i d:, :i d].  The sweep of dense_sweep.py gives every cut of the flattened matrix;
+with d > 1 every d-th is kept, and at those the upper half of a diagonal block plays no part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hf_ess.errors import NonFiniteOperator
+from hf_ess.spectra import dense_counts, dense_entropy, dense_norms
+
+
+def _checked(T: Tensor, block: int) -> Tensor:
+    """The strict lower triangle in float64, a copy, known to be finite."""
+    if T.dim() != 3 or T.shape[1] != T.shape[2]:
+        raise ValueError(f"expected square matrices (B, L, L), got shape {tuple(T.shape)}")
+    if block < 1 or T.shape[1] % block or T.shape[1] < 2 * block:
+        raise ValueError(f"expected at least two whole blocks of {block}, got shape {tuple(T.shape)}")
+    lower = torch.tril(T.detach().double(), -1)
+    finite = lower.isfinite().all((1, 2)) if lower.numel() else lower.new_ones(0, dtype=torch.bool)
+    if not finite.all():
+        bad = (~finite).nonzero()[:, 0].tolist()
+        raise NonFiniteOperator(f"{len(bad)} of {T.shape[0]} operators are not finite, the first is number {bad[0]}")
+    return lower
+
+
+def tolerance_counts(
+    T: Tensor, tolerances: Sequence[float] | Tensor, block: int = 1
+) -> tuple[Tensor, Tensor]:
+    """Tolerance-ESS: the number of singular values >= tolerance of every H_i (arXiv 2504.19561, eq. 3 and C.1.1).
+
+    Ties count: a singular value down to tolerance (1 - 1e-9) is taken for equal, because the SVD of exact ties comes
+    out on either side.
+
+    Args:
+        T: (B, L d, L d).
+        tolerances: K absolute tolerances > 0, or (K, B), one for each operator.
+        block: d, the channels flattened into T.
+
+    Returns:
+        counts: (K, B, L-1) int64.
+        resolved: (K, B, L-1) bool, False where float64 cannot tell: a singular value within the rounding noise of
+            H_i itself (about 1e-15 sigma_1) from the tolerance.
+
+    The sweep vouches for most counts; what it cannot vouch for is computed by SVD.  Tolerances below about 1e-8 |T|
+    can need an SVD at every cut.
+
+    Raises:
+        NonFiniteOperator: NaN or Inf below the diagonal of T.
+    """
+    T = _checked(T, block)
+    tol = torch.as_tensor(tolerances, dtype=torch.float64, device=T.device)
+    tol = tol[:, None].expand(-1, T.shape[0]) if tol.dim() == 1 else tol
+    if tol.dim() != 2 or tol.shape[1] != T.shape[0] or not (tol > 0).all() or not tol.isfinite().all():
+        raise ValueError("expected tolerances > 0, one dimension (K,) or (K, B)")
+    counts, resolved = dense_counts.counts(T, tol)
+    return counts[..., block - 1 :: block], resolved[..., block - 1 :: block]
+
+
+def entropy(T: Tensor, block: int = 1, nodes: int = 12) -> tuple[Tensor, Tensor]:
+    """Entropy-ESS, exp(-sum p log p) with p = sigma / sum sigma, of every H_i (arXiv 2504.19561, eq. 4).
+
+    Args:
+        T: (B, L d, L d).
+        block: d, the channels flattened into T.
+        nodes: of the quadrature; 12 keep the error below 1e-3 (measured on trained attention).
+
+    Returns:
+        ess: (B, L-1), 0 where H_i = 0 (the paper's listing gives NaN).
+        error: (B, L-1), the estimated relative error, 3 to 4 times the real one.  Cuts where the quadrature's own
+            estimate exceeds 3e-3 are computed by SVD.
+
+    Raises:
+        NonFiniteOperator: NaN or Inf below the diagonal of T.
+    """
+    ess, error = dense_entropy.entropy(_checked(T, block), nodes, block)
+    return ess[..., block - 1 :: block], error[..., block - 1 :: block]
+
+
+def singular_values(T: Tensor, positions: Sequence[int], block: int = 1) -> list[Tensor]:
+    """Singular values of H_i at chosen cuts i in 1 .. L-1, each (B, min(i, L-i) d), descending.
+
+    Raises:
+        NonFiniteOperator: NaN or Inf below the diagonal of T.
+    """
+    T = _checked(T, block)
+    return [dense_norms.svdvals(T[:, i * block :, : i * block]) for i in _cuts(positions, T, block)]
+
+
+def frobenius(T: Tensor, block: int = 1) -> Tensor:
+    """|H_i|_F at every cut, (B, L-1), in O(L^2).
+
+    Raises:
+        NonFiniteOperator: NaN or Inf below the diagonal of T.
+    """
+    return dense_norms.frobenius(_checked(T, block))[..., block - 1 :: block]
+
+
+def largest(T: Tensor, positions: Sequence[int] | None = None, block: int = 1) -> Tensor:
+    """sigma_1(H_i) at chosen cuts (default: all), (B, P), to a relative 1e-6.
+
+    Raises:
+        NonFiniteOperator: NaN or Inf below the diagonal of T.
+    """
+    T = _checked(T, block)
+    cuts = range(1, T.shape[1] // block) if positions is None else _cuts(positions, T, block)
+    return dense_norms.largest(T, [i * block for i in cuts])
+
+
+def _cuts(positions: Sequence[int], T: Tensor, block: int) -> list[int]:
+    length = T.shape[1] // block
+    cuts = [int(i) for i in positions]
+    for i in cuts:
+        if not 0 < i < length:
+            raise ValueError(f"position {i} is not one of the cuts 1 .. {length - 1}")
+    return cuts
