@@ -67,6 +67,14 @@ class RecurrentOperator(Operator):
             out = out - p * (q * s).sum(1, keepdim=True)
         return out
 
+    def adjoint_transition(self, i: int, s: Tensor) -> Tensor:
+        """A_i^T s for s: (operator, n, channel)."""
+        out = s if self.a is None else self.a[:, i, :, None] * s
+        if self.rank_one is not None:
+            p, q = (x[:, i, :, None] for x in self.rank_one)
+            out = out - q * (p * s).sum(1, keepdim=True)
+        return out
+
     def apply(self, u: Tensor) -> Tensor:
         """T u by running the recurrence; u: (operator, L, channel) -> the same shape, float64."""
         u = u.double()
