@@ -1,3 +1,50 @@
-"""hf-ess: the effective state-size of language models (arXiv 2504.19561)."""
+"""hf-ess: the effective state-size of language models (arXiv 2504.19561).
+
+Names are imported when they are first used, so that `import hf_ess` stays quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+_HOME = {
+    "probe": "hf_ess.probing",
+    "capture": "hf_ess.capturing",
+    "load_result": "hf_ess.results",
+    "Result": "hf_ess.results",
+    "tolerance_ess": "hf_ess.spectra.ess",
+    "entropy_ess": "hf_ess.spectra.ess",
+    "singular_values": "hf_ess.spectra.ess",
+    "DenseOperator": "hf_ess.operators",
+    "RecurrentOperator": "hf_ess.operators",
+    "SelectiveScan": "hf_ess.operators",
+    "SoftmaxAttention": "hf_ess.operators",
+    "HfEssError": "hf_ess.errors",
+    "BadInput": "hf_ess.errors",
+    "UnsupportedModel": "hf_ess.errors",
+    "VerificationFailed": "hf_ess.errors",
+    "NonFiniteOperator": "hf_ess.errors",
+}
+
+__all__ = ["__version__", *_HOME]
+
+if TYPE_CHECKING:
+    from hf_ess.capturing import capture
+    from hf_ess.errors import BadInput, HfEssError, NonFiniteOperator, UnsupportedModel, VerificationFailed
+    from hf_ess.operators import DenseOperator, RecurrentOperator, SelectiveScan, SoftmaxAttention
+    from hf_ess.probing import probe
+    from hf_ess.results import Result, load_result
+    from hf_ess.spectra.ess import entropy_ess, singular_values, tolerance_ess
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'hf_ess' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

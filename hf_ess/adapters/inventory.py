@@ -22,7 +22,7 @@ class Inventory:
 
     Attributes:
         mixers: path -> module, each path once, outermost mixers only (BertAttention, not BertSelfAttention in it).
-        layers: path -> module of every element of a module list that holds a mixer.
+        layers: path -> module of every element of a stack of layers, also those without a known mixer.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -36,13 +36,16 @@ class Inventory:
                 self.mixers[path] = module
         self.layers: dict[str, nn.Module] = {}
         for path, module in modules:
-            index = path.rpartition(".")[2]
-            if index.isdigit() and not _OTHER_TOWER.search(path) and type(module) is not nn.ModuleList:
-                inside = any(p == path or p.startswith(path + ".") for p in self.mixers)
-                # experts and heads are numbered lists too; only the outermost list holds the layers
-                outermost = not any(path.startswith(outer + ".") for outer in self.layers)
-                if outermost and (inside or _is_layer_like(module)):
-                    self.layers[path] = module
+            nested = any(path.startswith(outer + ".") for outer in self.layers)  # experts, heads
+            if isinstance(module, nn.ModuleList) and not nested and self._holds_layers(path, module):
+                self.layers.update({f"{path}.{i}": layer for i, layer in enumerate(module)})
+
+    def _holds_layers(self, path: str, modules: nn.ModuleList) -> bool:
+        """Whether a module list is the stack of layers: one of them holds a mixer, or is called a layer."""
+        if _OTHER_TOWER.search(path):
+            return False
+        mixes = any(p.startswith(path + ".") for p in self.mixers)
+        return mixes or any(re.search(r"(Layer|Block)$", type(m).__name__) for m in modules)
 
     def path(self, module: nn.Module, running: list[nn.Module]) -> str:
         """The path of a module; of a shared one, the path inside the layer that is running."""
@@ -64,10 +67,6 @@ def is_mixer(path: str, module: nn.Module) -> bool:
 def mixes_along_the_text(module: nn.Module) -> bool:
     """False for attention over depth or over an image, by the name of the class."""
     return not _NOT_MIXER.search(type(module).__name__)
-
-
-def _is_layer_like(module: nn.Module) -> bool:
-    return bool(re.search(r"(Layer|Block)$", type(module).__name__))
 
 
 def layer_number(path: str) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -46,18 +45,14 @@ def _replaced(file: Any, name: str, watch: Watch) -> Iterator[None]:
 
 
 def _observed(scan: Callable[..., Any], watch: Watch) -> Callable[..., Any]:
-    # A decorated kernel takes what the file's torch function takes; only the latter's signature names it all.
-    signature = inspect.signature(inspect.unwrap(scan))
+    """The scan that the name is bound to (torch, mamba_ssm, a hub kernel), with its arguments handed to the watch."""
 
     def observed(*args: Any, **kwargs: Any) -> Any:
         result = scan(*args, **kwargs)
-        given = signature.bind(*args, **kwargs)
-        given.apply_defaults()
-        features = list(given.arguments.values())[:5]
+        *features, bias, softplus = _features(*args, **kwargs)
         if features[0].shape[0] != 1:
             watch.refuse(watch.running[-1], f"it ran on a batch of {features[0].shape[0]} sequences where one was given")
             return result
-        bias, softplus = given.arguments["delta_bias"], given.arguments["delta_softplus"]
         # The mixing alone (no skip D, no gate z) by the model's own function: once in float32, as the reference,
         # and where the model runs in less, once as the model ran it, to tell what its own rounding costs.
         reference = scan(*map(_raised, features), delta_bias=_raised(bias), delta_softplus=softplus)
@@ -77,6 +72,23 @@ def _observed(scan: Callable[..., Any], watch: Watch) -> Callable[..., Any]:
         return result
 
     return observed
+
+
+def _features(
+    hidden_states: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    *_: Any,
+    **__: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, bool]:
+    """What enters the mixing, from the arguments that the torch function and the kernels share."""
+    return hidden_states, dt, A, B, C, delta_bias, delta_softplus
 
 
 def operator_of(

@@ -99,11 +99,11 @@ def operator_of(
         scaling = getattr(module, "head_dim", query.shape[-1]) ** -0.5
     sinks = features.get("sinks")
     if sinks is not None:  # one logit per token: (1, head, L, 1)
-        sinks = sinks[0, ..., 0]
+        sinks = sinks[0, ..., 0].detach()
     else:
         sinks = features.get("s_aux")
         sinks = getattr(module, "sinks", None) if sinks is None else sinks
-        sinks = None if sinks is None else sinks.reshape(-1, 1)
+        sinks = None if sinks is None else sinks.detach().reshape(-1, 1)
     bias = features.get("position_bias")
     return SoftmaxAttention(
         query[0],

@@ -1,0 +1,87 @@
+"""The console script: one module per command, nothing heavy imported before a command runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from hf_ess import __version__
+from hf_ess.cli import plot, probe
+from hf_ess.errors import BadInput, HfEssError
+
+app = typer.Typer(
+    name="hf-ess",
+    help="How much of its memory a language model really uses: the effective state-size (ESS) of every layer.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"hf-ess {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Options of the program itself."""
+
+
+app.command("probe")(probe.command)
+app.command("plot")(plot.command)
+
+
+def main() -> None:
+    """Runs the command line; errors are one sentence on stderr and an exit status: 1 the work failed, 2 bad input."""
+    sys.exit(_run(app, "--debug" in sys.argv[1:]))
+
+
+def _run(command: Callable[..., object], debug: bool) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # an ASCII terminal must not end the run
+    try:
+        command(standalone_mode=False)
+        sys.stdout.flush()
+        return 0
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 1
+    except typer.Exit as stop:
+        return stop.exit_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (KeyboardInterrupt, typer.Abort):
+        _say("interrupted")
+        return 130
+    except Exception as error:
+        if debug:
+            raise
+        status, message = _explained(error)
+        _say(message)
+        return status
+
+
+def _explained(error: Exception) -> tuple[int, str]:
+    """Exit status and sentence of an exception."""
+    if isinstance(error, BadInput):
+        return 2, str(error)
+    if isinstance(error, HfEssError):
+        return 1, str(error)
+    if type(error).__module__.startswith(("click", "typer")) and hasattr(error, "format_message"):
+        return 2, f"{error.format_message()} (see hf-ess --help)"
+    first = str(error).strip().partition("\n")[0]
+    return 1, f"unexpected {type(error).__name__}: {first} (--debug shows where)"
+
+
+def _say(message: str) -> None:
+    sys.stderr.write(f"hf-ess: {message}\n")

@@ -1,0 +1,192 @@
+"""ESS of operators of any kind: each goes to the engine that suits its form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hf_ess.errors import NonFiniteOperator
+from hf_ess.operators import DenseOperator, Operator, RecurrentOperator, SelectiveScan
+from hf_ess.spectra import dense, metrics, recurrent
+
+_ROOM = 2**24  # numbers of T that one block of dense operators may hold: 128 MB in float64
+
+
+@dataclass
+class Measurement:
+    """What was computed of a batch of operators, on the CPU; cuts i = 1 .. L-1 at index i - 1.
+
+    Attributes:
+        counts: (tolerance, operator, L-1) int64; number of singular values of H_i at or above each tolerance.
+        resolved: the same shape, bool; False where float64 cannot tell a singular value from the tolerance.
+        tolerances: (tolerance, operator) float64; the absolute tolerances used.
+        entropy: (operator, L-1) entropy-ESS, or None; 0 where H_i = 0.
+        entropy_error: (operator, L-1) estimate of its relative error, or None.
+        frobenius: (operator, L-1) ||H_i||_F.
+        sigma_1: (operator, L-1) largest singular value, or None.
+    """
+
+    counts: Tensor
+    resolved: Tensor
+    tolerances: Tensor
+    entropy: Tensor | None
+    entropy_error: Tensor | None
+    frobenius: Tensor
+    sigma_1: Tensor | None
+
+
+def measure(
+    operator: Operator | Tensor,
+    tolerances: Sequence[float],
+    *,
+    entropy: bool = True,
+    sigma_1: bool = False,
+    relative: bool = False,
+) -> Measurement:
+    """Tolerance-ESS, entropy-ESS and norms of every H_i, block by block of operators.
+
+    Args:
+        operator: operators, or T as (..., L, L).
+        tolerances: absolute, > 0; with relative, in units of each operator's largest singular value over all cuts.
+        entropy: whether to compute entropy-ESS.
+        sigma_1: whether to compute the largest singular value (for dense operators several times the cost of counts).
+        relative: see tolerances.
+
+    Raises:
+        NonFiniteOperator: an operator holds NaN or Inf.
+    """
+    operator = as_operator(operator)
+    if not operator.is_finite():
+        raise NonFiniteOperator("the operator is not finite: it holds NaN or Inf")
+    engine = _recurrent if isinstance(operator, RecurrentOperator | SelectiveScan) else _dense
+    return engine(operator, list(tolerances), entropy, sigma_1, relative)
+
+
+def as_operator(operator: Operator | Tensor) -> Operator:
+    """Operators as they are, and T of shape (..., L, L) as a DenseOperator."""
+    if isinstance(operator, Operator):
+        return operator
+    return DenseOperator(operator.reshape(-1, *operator.shape[-2:]))
+
+
+def _dense(
+    operator: Operator, tolerances: list[float], entropy: bool, sigma_1: bool, relative: bool
+) -> Measurement:
+    parts = []
+    block = getattr(operator, "block", 1)
+    for _, some in operator.blocks(max(1, _ROOM // (operator.length * block) ** 2)):
+        T = some.dense()
+        top = dense.largest(T, block=block) if sigma_1 or relative else None
+        tol = absolute(tolerances, top if relative else None, some.count)
+        counts, resolved = dense.tolerance_counts(T, tol.to(T.device), block=block)
+        ess, error = dense.entropy(T, block=block) if entropy else (None, None)
+        parts.append(Measurement(counts, resolved, tol, ess, error, dense.frobenius(T, block=block), top))
+    return _joined(parts)
+
+
+def _recurrent(
+    operator: Operator, tolerances: list[float], entropy: bool, sigma_1: bool, relative: bool
+) -> Measurement:
+    parts = []
+    for where, sigma in recurrent.spectrum(operator):
+        top = sigma[..., 0]
+        tol = absolute(tolerances, top if relative else None, sigma.shape[0])
+        counts, resolved = recurrent.counts(operator[where], sigma, tol.to(sigma.device))
+        ess = metrics.entropy_ess(sigma) if entropy else None
+        error = torch.zeros_like(ess) if ess is not None else None
+        norm = metrics.frobenius(sigma)
+        parts.append(Measurement(counts, resolved, tol, ess, error, norm, top))
+    return _joined(parts)
+
+
+def absolute(tolerances: list[float], sigma_1: Tensor | None, count: int) -> Tensor:
+    """Tolerances as (tolerance, operator), in units of the largest sigma_1 over all cuts where that is given."""
+    tol = torch.tensor(tolerances, dtype=torch.float64)[:, None].expand(-1, count)
+    if sigma_1 is None:
+        return tol
+    top = sigma_1.cpu().amax(-1)
+    return tol * torch.where(top > 0, top, 1.0)
+
+
+def _joined(parts: list[Measurement]) -> Measurement:
+    def join(name: str, dim: int) -> Tensor | None:
+        values = [getattr(part, name) for part in parts]
+        return None if values[0] is None else torch.cat([v.cpu() for v in values], dim)
+
+    names = {"counts": 1, "resolved": 1, "tolerances": 1}
+    fields = Measurement.__dataclass_fields__
+    return Measurement(**{name: join(name, names.get(name, 0)) for name in fields})  # type: ignore[arg-type]
+
+
+def tolerance_ess(op_or_T: Operator | Tensor, tolerances: Sequence[float] | float) -> Tensor:
+    """Tolerance-ESS of every H_i = T[i:, :i]: the number of singular values >= tol (arXiv 2504.19561, eq. 3).
+
+    Args:
+        op_or_T: operators, or T as (..., L, L).
+        tolerances: absolute, > 0.
+
+    Returns:
+        (tolerance, ..., L-1) int64; position i at index i - 1.
+
+    Raises:
+        NonFiniteOperator: T holds NaN or Inf.
+    """
+    tolerances = [tolerances] if isinstance(tolerances, int | float) else list(tolerances)
+    counts = measure(op_or_T, tolerances, entropy=False).counts
+    return counts.reshape(len(tolerances), *_leading(op_or_T), counts.shape[-1])
+
+
+def entropy_ess(op_or_T: Operator | Tensor) -> Tensor:
+    """Entropy-ESS of every H_i: exp of the entropy of sigma / sum(sigma) (arXiv 2504.19561, eq. 4).
+
+    Args:
+        op_or_T: operators, or T as (..., L, L).
+
+    Returns:
+        (..., L-1) float64; 0 where H_i = 0.
+
+    Raises:
+        NonFiniteOperator: T holds NaN or Inf.
+    """
+    ess = measure(op_or_T, [1.0], entropy=True).entropy
+    assert ess is not None
+    return ess.reshape(*_leading(op_or_T), ess.shape[-1])
+
+
+def singular_values(op_or_T: Operator | Tensor, positions: Sequence[int]) -> list[Tensor]:
+    """The singular values of H_i at chosen positions, descending.
+
+    Args:
+        op_or_T: operators, or T as (..., L, L).
+        positions: cuts i, 1 <= i <= L-1.
+
+    Returns:
+        One tensor per position, (..., k) float64; k = min(i, L-i) for matrices, at most n for recurrences.
+
+    Raises:
+        NonFiniteOperator: T holds NaN or Inf.
+        ValueError: a position is out of range.
+    """
+    operator = as_operator(op_or_T)
+    out_of_range = [i for i in positions if not 1 <= i < operator.length]
+    if out_of_range:
+        raise ValueError(f"positions must lie in 1 .. {operator.length - 1}, got {out_of_range}")
+    if not operator.is_finite():
+        raise NonFiniteOperator("the operator is not finite: it holds NaN or Inf")
+    lead = _leading(op_or_T)
+    if isinstance(operator, RecurrentOperator | SelectiveScan):
+        sigma = torch.cat([s for _, s in recurrent.spectrum(operator, positions)])
+        per_position = [sigma[:, k, : min(i, operator.length - i, sigma.shape[-1])] for k, i in enumerate(positions)]
+    else:
+        block = getattr(operator, "block", 1)
+        blocks = operator.blocks(max(1, _ROOM // (operator.length * block) ** 2))
+        pieces = [dense.singular_values(some.dense(), positions, block=block) for _, some in blocks]
+        per_position = [torch.cat(values) for values in zip(*pieces)]
+    return [s.reshape(*lead, s.shape[-1]) for s in per_position]
+
+
+def _leading(op_or_T: Operator | Tensor) -> tuple[int, ...]:
+    return (op_or_T.count,) if isinstance(op_or_T, Operator) else tuple(op_or_T.shape[:-2])
