@@ -1,0 +1,44 @@
+"""Keep other libraries' progress bars and advice off stderr for a while, and give them back their voice."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence the bars and warnings of transformers and huggingface_hub inside the block.
+
+    What matters in them (random tensors, unused tensors, dropped settings) is found by our own checks, and
+    the advice to install faster kernels is wrong for us: they never form the operator. Download bars stay
+    where stderr is a terminal, since fetching weights may take minutes. Afterwards everything is as verbose
+    as before.
+    """
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from transformers.utils import logging as voice
+
+    verbosity, bars = voice.get_verbosity(), voice.is_progress_bar_enabled()
+    hub_logger = logging.getLogger("huggingface_hub")
+    hub_level, hub_bars = hub_logger.level, not are_progress_bars_disabled()
+    try:
+        voice.set_verbosity(logging.CRITICAL)
+        voice.disable_progress_bar()  # the Hub's bars too
+        hub_logger.setLevel(logging.CRITICAL)
+        if hub_bars and sys.stderr is not None and sys.stderr.isatty():
+            enable_progress_bars()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        voice.set_verbosity(verbosity)
+        if bars:
+            voice.enable_progress_bar()
+        hub_logger.setLevel(hub_level)
+        if hub_bars:
+            enable_progress_bars()
+        else:
+            disable_progress_bars()

@@ -1,0 +1,210 @@
+"""Read a checkpoint's weights, and refuse a model that they do not fill exactly.
+
+transformers fills a tensor that is not in the files with random numbers and carries on; here that is an
+error, and so are tensors of another shape. Tensors that the configuration has no place for are reported.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_ess import checkpoints
+from hf_ess.checkpoints import listing
+from hf_ess.configs import auto_class, first_line
+from hf_ess.errors import BadInput
+from hf_ess.hub import fetch_weights
+from hf_ess.sources import Source
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ModelWithLMHead")
+
+
+@dataclass
+class Request:
+    """What is to be read, and how.
+
+    Attributes:
+        source: where the checkpoint is.
+        config: the configuration object.
+        raw: config.json as it stands in the file; empty for GGUF.
+        dtype: "auto" or a torch.dtype.
+        device_map: as in transformers.
+        trust_remote_code: run code that is part of the checkpoint.
+    """
+
+    source: Source
+    config: PretrainedConfig
+    raw: dict[str, Any]
+    dtype: Any = "auto"
+    device_map: Any = None
+    trust_remote_code: bool = False
+
+    @property
+    def own_code(self) -> bool:
+        return self.trust_remote_code and bool(self.raw.get("auto_map"))
+
+
+def read(request: Request) -> tuple[PreTrainedModel, list[Path], list[str]]:
+    """Read the weights.
+
+    Returns:
+        The model in eval mode with eager attention, the files that were read, and warnings as sentences.
+
+    Raises:
+        BadInput: files are missing or damaged, or do not hold what the configuration asks for.
+    """
+    source, notes = request.source, []
+    if source.gguf is not None:
+        files, format = [source.folder / source.gguf], {}
+    else:
+        if source.repository is not None:
+            fetch_weights(source.repository)
+        found = checkpoints.find_weights(source.folder, request.raw)
+        checkpoints.check_weights(found)
+        files, format = found.files, {"use_safetensors": found.safetensors}
+        notes += found.notes
+    model, info = _from_pretrained(request, files, format)
+    notes += _complete(request, model, info)
+    notes += _settle(request, model)
+    return model.eval(), files, notes
+
+
+def _from_pretrained(
+    request: Request, files: list[Path], format: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    import torch
+
+    source, name = request.source, request.source.name
+    # A repository's own code is found by its id; without it the folder is enough, and asks the Hub nothing
+    # more.
+    location, where = (source.location, source.where) if request.own_code else (str(source.folder), {})
+    if source.gguf is not None:
+        where = {**where, "gguf_file": source.gguf}
+    offload = None
+    if request.device_map is not None:
+        offload = tempfile.TemporaryDirectory(prefix="hf-ess-offload-")
+        where = {**where, "device_map": request.device_map, "offload_folder": offload.name}
+    try:
+        model, info = auto_class(request.config).from_pretrained(
+            location,
+            config=request.config,
+            dtype=request.dtype,
+            attn_implementation="eager",
+            trust_remote_code=request.trust_remote_code,
+            ignore_mismatched_sizes=True,  # so that both shapes come back and can be named
+            output_loading_info=True,
+            **where,
+            **format,
+        )
+    except pickle.UnpicklingError as error:
+        raise BadInput(
+            f"{files[0]} holds more than tensors, and reading it would run code that came with it: use a "
+            "safetensors version of this checkpoint"
+        ) from error
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise BadInput(_too_large(name, files)) from error
+    except ImportError as error:
+        raise BadInput(f"{name} needs a package that is not installed: {first_line(error)}") from error
+    except Exception as error:
+        if "can't allocate memory" in str(error):
+            raise BadInput(_too_large(name, files)) from error
+        raise BadInput(f"could not load {name}: {first_line(error)}") from error
+    model._hf_ess_offload = offload  # weights that were put on disk live as long as the model
+    return model, info
+
+
+def _too_large(name: str, files: list[Path]) -> str:
+    gigabytes = sum(path.stat().st_size for path in files) / 1e9
+    return (
+        f"{name} does not fit into memory (its files hold {gigabytes:.1f} GB): try --dtype bfloat16, or "
+        "--device-map auto"
+    )
+
+
+def _complete(request: Request, model: Any, info: dict[str, Any]) -> list[str]:
+    """Refuse missing and misshapen tensors; return notes about unused ones."""
+    name, notes = request.source.name, []
+    if mismatched := sorted(info.get("mismatched_keys", ())):
+        key, file_shape, model_shape = mismatched[0]
+        more = f" (and {len(mismatched) - 1} more)" if len(mismatched) > 1 else ""
+        raise BadInput(
+            f"the weights of {name} do not fit its config.json: {key} has shape {tuple(file_shape)} in the "
+            f"file and {tuple(model_shape)} by the configuration{more}"
+        )
+    if missing := sorted(info.get("missing_keys", ())):
+        if not _head_alone(request, model, missing):
+            raise BadInput(
+                f"{len(missing)} tensor(s) that the configuration of {name} asks for are not in its weight "
+                f"files, and random numbers would stand in for them: {listing(missing)}"
+            )
+        notes.append(
+            f"{name} has no output head ({', '.join(request.raw['architectures'])}): its logits are random, "
+            "which no operator depends on"
+        )
+    if unexpected := sorted(info.get("unexpected_keys", ())):
+        notes.append(
+            f"{len(unexpected)} tensor(s) in the weight files of {name} are unused, because its "
+            f"configuration has no place for them{_dropped_layers(request.config, unexpected)}: "
+            f"{listing(unexpected)}"
+        )
+    if errors := info.get("error_msgs"):
+        raise BadInput(f"could not load {name}: {str(errors[0]).strip().splitlines()[0]}")
+    return notes
+
+
+def _head_alone(request: Request, model: Any, missing: list[str]) -> bool:
+    """Whether a checkpoint that says it has no language-model head lacks nothing else."""
+    names = request.raw.get("architectures") or []
+    head = model.get_output_embeddings()
+    if head is None or not names or any(str(name).endswith(HEADS) for name in names):
+        return False
+    prefix = next((path for path, module in model.named_modules() if module is head), None)
+    return prefix is not None and all(key.startswith(f"{prefix}.") for key in missing)
+
+
+def _dropped_layers(config: PretrainedConfig, keys: list[str]) -> str:
+    count = getattr(config.get_text_config(decoder=True), "num_hidden_layers", None)
+    numbers = [int(found[1]) for key in keys if (found := re.search(r"\.(?:layers|h|blocks)\.(\d+)\.", key))]
+    if count is None or not numbers or min(numbers) < count:
+        return ""
+    return f" (it has {count} layers, the files have {max(numbers) + 1})"
+
+
+def _settle(request: Request, model: Any) -> list[str]:
+    """Make sure of the dtype and the attention that were asked for; both have been lost on some paths."""
+    notes = []
+    if request.dtype != "auto" and main_dtype(model) != str(request.dtype).removeprefix("torch."):
+        if getattr(model, "is_quantized", False):
+            notes.append(f"{request.source.name} is quantised and was not converted to {request.dtype}")
+        else:
+            model.to(request.dtype)
+    if getattr(model.config, "_attn_implementation", "eager") != "eager":
+        try:
+            model.set_attn_implementation("eager")
+        except Exception as error:
+            notes.append(f"{request.source.name} does not switch to eager attention: {first_line(error)}")
+    return notes
+
+
+def main_dtype(model: Any) -> str | None:
+    """The floating-point type that most of the parameters have, without "torch."."""
+    counts: Counter[str] = Counter()
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            counts[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
+    return counts.most_common(1)[0][0] if counts else None
+
+
+def devices(model: Any) -> list[str]:
+    """Where the parameters are; offloaded ones by the device map."""
+    mapped = {str(device) for device in (getattr(model, "hf_device_map", None) or {}).values()}
+    names = {f"cuda:{name}" if name.isdigit() else name for name in mapped}
+    return sorted(names or {str(parameter.device) for parameter in model.parameters()})
