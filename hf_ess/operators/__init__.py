@@ -4,5 +4,13 @@ from hf_ess.operators.base import Operator
 from hf_ess.operators.dense import DenseOperator
 from hf_ess.operators.recurrent import RecurrentOperator, SelectiveScan
 from hf_ess.operators.softmax import SoftmaxAttention
+from hf_ess.operators.state_space import StateSpaceOperator
 
-__all__ = ["DenseOperator", "Operator", "RecurrentOperator", "SelectiveScan", "SoftmaxAttention"]
+__all__ = [
+    "DenseOperator",
+    "Operator",
+    "RecurrentOperator",
+    "SelectiveScan",
+    "SoftmaxAttention",
+    "StateSpaceOperator",
+]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hf_ess.operators.base import Operator
+from hf_ess.operators.state_space import StateSpaceOperator
 
 
-class RecurrentOperator(Operator):
+class RecurrentOperator(StateSpaceOperator):
     """Linear time-varying recurrences with one input and one output: T_ij = c_i^T A_i ... A_{j+1} b_j.
 
     The transition is A_i = diag(a_i) - p_i q_i^T, whose special cases are the identity (a None), a scalar
@@ -20,6 +20,8 @@ class RecurrentOperator(Operator):
         c: (operator or 1, L, n); output map.
         rank_one: None, or the pair p, q, each (operator, L, n).
         multiplicity: channels that share each operator.
+        diagonal: (operator or 1, L); T_ii where it is not c_i . b_i (the bonus of RWKV), or None.  It never
+            enters H_i = T[i:, :i].
     """
 
     def __init__(
@@ -29,6 +31,7 @@ class RecurrentOperator(Operator):
         c: Tensor,
         rank_one: tuple[Tensor, Tensor] | None = None,
         multiplicity: int = 1,
+        diagonal: Tensor | None = None,
     ) -> None:
         parts = [x for x in (a, b, c, *(rank_one or ())) if x is not None]
         self._count = max(x.shape[0] for x in parts)
@@ -41,6 +44,7 @@ class RecurrentOperator(Operator):
         self.a = None if a is None else a.double()
         self.b, self.c = b.double(), c.double()
         self.rank_one = None if rank_one is None else (rank_one[0].double(), rank_one[1].double())
+        self.diagonal = None if diagonal is None else diagonal.double()
 
     @property
     def count(self) -> int:
@@ -56,8 +60,15 @@ class RecurrentOperator(Operator):
         return self.b.shape[2]
 
     @property
+    def device(self) -> torch.device:
+        return self.b.device
+
+    @property
     def multiplicity(self) -> int:
         return self._multiplicity
+
+    def recurrent(self) -> RecurrentOperator:
+        return self
 
     def transition(self, i: int, s: Tensor) -> Tensor:
         """A_i s for states s: (operator, n, channel)."""
@@ -81,8 +92,12 @@ class RecurrentOperator(Operator):
         s = u.new_zeros(self.count, self.state, u.shape[2])
         y = torch.empty_like(u)
         for i in range(self.length):
-            s = self.transition(i, s) + self.b[:, i, :, None] * u[:, None, i]
-            y[:, i] = (self.c[:, i, :, None] * s).sum(1)
+            carried = self.transition(i, s)
+            s = carried + self.b[:, i, :, None] * u[:, None, i]
+            if self.diagonal is None:
+                y[:, i] = (self.c[:, i, :, None] * s).sum(1)
+            else:
+                y[:, i] = (self.c[:, i, :, None] * carried).sum(1) + self.diagonal[:, i, None] * u[:, i]
         return y
 
     def dense(self) -> Tensor:
@@ -90,26 +105,23 @@ class RecurrentOperator(Operator):
         eye = torch.eye(self.length, dtype=torch.float64, device=self.b.device)
         return self.apply(eye.expand(self.count, -1, -1))
 
-    def tss(self) -> Tensor:
-        """n at every cut (arXiv 2504.19561: the state size of the given realisation)."""
-        return self.b.new_full((1, self.length - 1), float(self.state)).expand(self.count, -1)
-
     def __getitem__(self, operators: slice) -> RecurrentOperator:
         def part(x: Tensor) -> Tensor:
             return x if x.shape[0] == 1 and self._count > 1 else x[operators]
 
         rank_one = None if self.rank_one is None else (part(self.rank_one[0]), part(self.rank_one[1]))
         a = None if self.a is None else part(self.a)
-        block = RecurrentOperator(a, part(self.b), part(self.c), rank_one, self._multiplicity)
+        diagonal = None if self.diagonal is None else part(self.diagonal)
+        block = RecurrentOperator(a, part(self.b), part(self.c), rank_one, self._multiplicity, diagonal)
         block._count = len(range(*operators.indices(self._count)))
         return block
 
     def is_finite(self) -> bool:
-        parts = [x for x in (self.a, self.b, self.c, *(self.rank_one or ())) if x is not None]
+        parts = [x for x in (self.a, self.b, self.c, *(self.rank_one or ()), self.diagonal) if x is not None]
         return all(bool(x.isfinite().all()) for x in parts)
 
 
-class SelectiveScan(Operator):
+class SelectiveScan(StateSpaceOperator):
     """The Mamba-1 scan (S6) of every channel, discretised block by block: 8,192 channels never exist at once.
 
     Channel c has a_i = exp(dt_ci A_c), b_i = dt_ci B_i, c_i = C_i (arXiv 2312.00752, eq. 4 with the simplified
@@ -142,22 +154,16 @@ class SelectiveScan(Operator):
         return self.A.shape[1]
 
     @property
+    def device(self) -> torch.device:
+        return self.dt.device
+
+    @property
     def multiplicity(self) -> int:
         return 1
 
     def recurrent(self) -> RecurrentOperator:
-        """The same operators with a, b, c spelled out: 16 n L bytes a channel, so take a block first."""
         a = torch.exp(self.dt[:, :, None] * self.A[:, None])
         return RecurrentOperator(a, self.dt[:, :, None] * self.B, self.C[None])
-
-    def apply(self, u: Tensor) -> Tensor:
-        return torch.cat([x.recurrent().apply(u[part]) for part, x in self.blocks(1024)])
-
-    def dense(self) -> Tensor:
-        return self.recurrent().dense()
-
-    def tss(self) -> Tensor:
-        return self.dt.new_full((1, self.length - 1), float(self.state)).expand(self.count, -1)
 
     def __getitem__(self, operators: slice) -> SelectiveScan:
         return SelectiveScan(self.dt[operators], self.A[operators], self.B, self.C)

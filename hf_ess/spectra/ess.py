@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_ess.errors import NonFiniteOperator
-from hf_ess.operators import DenseOperator, Operator, RecurrentOperator, SelectiveScan
+from hf_ess.operators import DenseOperator, Operator, StateSpaceOperator
 from hf_ess.spectra import dense, metrics, recurrent
 
 _ROOM = 2**24  # numbers of T that one block of dense operators may hold: 128 MB in float64
@@ -61,7 +61,7 @@ def measure(
     operator = as_operator(operator)
     if not operator.is_finite():
         raise NonFiniteOperator("the operator is not finite: it holds NaN or Inf")
-    engine = _recurrent if isinstance(operator, RecurrentOperator | SelectiveScan) else _dense
+    engine = _recurrent if isinstance(operator, StateSpaceOperator) else _dense
     return engine(operator, list(tolerances), entropy, sigma_1, relative)
 
 
@@ -177,7 +177,7 @@ def singular_values(op_or_T: Operator | Tensor, positions: Sequence[int]) -> lis
     if not operator.is_finite():
         raise NonFiniteOperator("the operator is not finite: it holds NaN or Inf")
     lead = _leading(op_or_T)
-    if isinstance(operator, RecurrentOperator | SelectiveScan):
+    if isinstance(operator, StateSpaceOperator):
         sigma = torch.cat([s for _, s in recurrent.spectrum(operator, positions)])
         per_position = [sigma[:, k, : min(i, operator.length - i, sigma.shape[-1])] for k, i in enumerate(positions)]
     else:

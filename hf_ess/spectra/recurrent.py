@@ -13,18 +13,16 @@ import torch
 from torch import Tensor
 
 from hf_ess.errors import NonFiniteOperator
-from hf_ess.operators import RecurrentOperator, SelectiveScan
+from hf_ess.operators import RecurrentOperator, StateSpaceOperator
 from hf_ess.spectra import recurrent_gramians
 from hf_ess.spectra.metrics import TIE, tolerance_ess
 
 MEMORY = 2**28  # bytes that a block of operators may take, everything included
 EPS = torch.finfo(torch.float64).eps
 
-Recurrence = RecurrentOperator | SelectiveScan
-
 
 def spectrum(
-    op: Recurrence, positions: Sequence[int] | None = None, memory: int = MEMORY
+    op: StateSpaceOperator, positions: Sequence[int] | None = None, memory: int = MEMORY
 ) -> Iterator[tuple[slice, Tensor]]:
     """Singular values of H_i, block by block of operators.
 
@@ -47,7 +45,7 @@ def spectrum(
         yield part, sigma if back is None else sigma[:, back]
 
 
-def counts(op: Recurrence, sigma: Tensor, tolerances: Sequence[float] | Tensor) -> tuple[Tensor, Tensor]:
+def counts(op: StateSpaceOperator, sigma: Tensor, tolerances: Sequence[float] | Tensor) -> tuple[Tensor, Tensor]:
     """Tolerance-ESS from the spectra of all cuts, and whether it is certain.
 
     Args:
@@ -71,7 +69,7 @@ def counts(op: Recurrence, sigma: Tensor, tolerances: Sequence[float] | Tensor) 
     return number, ~doubtful.any(-1)
 
 
-def tolerance_counts(op: Recurrence, tolerances: Sequence[float] | Tensor) -> tuple[Tensor, Tensor]:
+def tolerance_counts(op: StateSpaceOperator, tolerances: Sequence[float] | Tensor) -> tuple[Tensor, Tensor]:
     """Tolerance-ESS at every cut, and whether it is certain: see counts.
 
     Args:
@@ -84,7 +82,7 @@ def tolerance_counts(op: Recurrence, tolerances: Sequence[float] | Tensor) -> tu
     return torch.cat([x for x, _ in parts], 1), torch.cat([x for _, x in parts], 1)
 
 
-def resolution(op: Recurrence) -> Tensor:
+def resolution(op: StateSpaceOperator) -> Tensor:
     """Largest rounding error that a singular value of H_i can have, (operator, L-1), absolute.
 
     sqrt(32 n EPS sum_k P_kk Q_kk): the sum bounds ||H_i||_F^2 before any cancellation between states.
@@ -105,8 +103,8 @@ class _Scaled:
     scale: Tensor  # (operator,)
 
 
-def _scaled(op: Recurrence) -> _Scaled:
-    op = op.recurrent() if isinstance(op, SelectiveScan) else op
+def _scaled(op: StateSpaceOperator) -> _Scaled:
+    op = op.recurrent()
     parts = [x for x in (op.a, op.b, op.c, *(op.rank_one or ())) if x is not None]
     finite = torch.stack([x.isfinite().all((1, 2)).expand(op.count) for x in parts]).all(0)
     if not finite.all():
@@ -132,9 +130,9 @@ def _singular_values(x: _Scaled, cuts: Sequence[int]) -> Tensor:
     return sigma.masked_fill_(torch.arange(sigma.shape[-1], device=sigma.device) >= rank[:, None], 0.0)
 
 
-def _rank_bound(op: Recurrence) -> Tensor:
+def _rank_bound(op: StateSpaceOperator) -> Tensor:
     """min(i, L-i, n) at every cut."""
-    i = torch.arange(1, op.length, device=op.dt.device if isinstance(op, SelectiveScan) else op.b.device)
+    i = torch.arange(1, op.length, device=op.device)
     return torch.minimum(i, op.length - i).clamp_max(op.state)
 
 
@@ -145,7 +143,7 @@ def _diagonals(op: RecurrentOperator) -> tuple[Tensor, Tensor]:
     return P.diagonal(dim1=-2, dim2=-1), Q.diagonal(dim1=-2, dim2=-1)
 
 
-def _cuts(op: Recurrence, positions: Sequence[int] | None) -> tuple[list[int], Tensor | None]:
+def _cuts(op: StateSpaceOperator, positions: Sequence[int] | None) -> tuple[list[int], Tensor | None]:
     """The cuts ascending and without repeats, and where each of positions is among them (None: in order)."""
     if positions is None:
         return list(range(1, op.length)), None
@@ -157,6 +155,6 @@ def _cuts(op: Recurrence, positions: Sequence[int] | None) -> tuple[list[int], T
     return cuts, torch.tensor([cuts.index(i) for i in wanted])
 
 
-def _block_size(op: Recurrence, cuts: int, memory: int) -> int:
+def _block_size(op: StateSpaceOperator, cuts: int, memory: int) -> int:
     n = op.state
     return max(1, memory // (8 * (6 * cuts * n * n + 6 * op.length * n)))
