@@ -1,7 +1,7 @@
 """Where the delimiters are: tokens that complete an occurrence of a delimiter in the text.
 
-A delimiter often hides in a larger token (".\\n\\n", " });"), so it is looked for in the text and not among the
-tokens: position p is marked if token p holds the last character of an occurrence. Special tokens are found
+A delimiter often hides in a larger token (".\\n\\n", " });"), so it is looked for in the text and not among
+the tokens: position p is marked if token p holds the last character of an occurrence. Special tokens are found
 by id.
 """
 
@@ -28,8 +28,8 @@ def find(
         tokens: the tokenised text.
         tokenizer: tells which strings are special tokens, and one of the end-of-text ids; may be None.
         config: the model, or its configuration; tells the other end-of-text ids.
-        delimiters: "eos" for any end-of-text token, "id:N" for a token id, the text of a special token, or any
-            other string, in which \\n, \\t and \\r stand for those characters.
+        delimiters: "eos" for any end-of-text token, "id:N" for a token id, the text of a special token, or
+            any other string, in which \\n, \\t and \\r stand for those characters.
 
     Raises:
         BadInput: an empty delimiter, or "id:" without a number.

@@ -97,10 +97,7 @@ class Pieces:
                 labels.append(visible(self.added.get(token_id) or raw or f"<id {token_id}>"))
                 continue
             added = self.added.get(token_id)
-            if isinstance(raw, bytes):
-                piece = raw
-            else:
-                piece = surface(raw or "") if added is None else added.encode()
+            piece = added.encode() if added is not None else raw if isinstance(raw, bytes) else surface(raw or "")
             if not piece:
                 return None
             if not data.startswith(piece, at):
@@ -186,7 +183,7 @@ def _decode(tokenizer: Any, ids: list[int]) -> str:
 
 
 def _byte_label(text: str, data: bytes, at: int, end: int, span: tuple[int, int]) -> str:
-    """The characters from byte `at` to `end`; one that is covered in part is followed by the covered bytes."""
+    """The characters from byte `at` to `end`; one covered in part is followed by the covered bytes."""
     out = []
     for character in text[span[0] : span[1]]:
         start = at

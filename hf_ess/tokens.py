@@ -45,8 +45,7 @@ class Tokens:
 
 
 def tokenize(
-    tokenizer: PreTrainedTokenizerBase, text: str, *, max_tokens: int | None = None, parse_special: bool =
-    True
+    tokenizer: PreTrainedTokenizerBase, text: str, *, max_tokens: int | None = None, parse_special: bool = True
 ) -> Tokens:
     """Tokenise one text the way the tokenizer does it by default, BOS included, never cut by the tokenizer
     itself.
@@ -72,8 +71,7 @@ def tokenize(
         text.encode()
     except UnicodeEncodeError as error:
         raise BadInput(
-            f"the text is not Unicode: character {error.start} is a lone surrogate "
-            f"(0x{ord(text[error.start]):x})"
+            f"the text is not Unicode: character {error.start} is a lone surrogate (0x{ord(text[error.start]):x})"
         ) from error
     options: dict[str, Any] = {"verbose": False} | ({} if parse_special else {"split_special_tokens": True})
     fast = getattr(tokenizer, "is_fast", False)
@@ -93,8 +91,7 @@ def tokenize(
 
 
 def _without_text(
-    tokenizer: Any, text: str, ids: list[int], offsets: Sequence[tuple[int, ...]] | None, options: dict[str,
-    Any]
+    tokenizer: Any, text: str, ids: list[int], offsets: Sequence[tuple[int, ...]] | None, options: dict[str, Any]
 ) -> tuple[int, int]:
     """How many tokens at the two ends are the tokenizer's own."""
     special = set(getattr(tokenizer, "all_special_ids", ()))
@@ -110,8 +107,7 @@ def _without_text(
     return 0, 0
 
 
-def from_ids(tokenizer: PreTrainedTokenizerBase | None, ids: Iterable[int], *, max_tokens: int | None = None)
--> Tokens:
+def from_ids(tokenizer: PreTrainedTokenizerBase | None, ids: Iterable[int], *, max_tokens: int | None = None) -> Tokens:
     """Take token ids as they are; a tokenizer only serves to label them and to make the text they stand for.
 
     Args:
