@@ -26,15 +26,19 @@ class Repository:
 
     Attributes:
         id: owner/name.
-        commit: the commit hash; None for a cached copy whose commit is not known.
+        asked: the revision that was asked for; None is the main branch.
+        commit: its commit hash.
         offline: files come from the cache alone (asked for, or no network).
         folder: the local snapshot of the commit, known after the first file.
+        note: a warning, where the cache had to stand in for the Hub.
     """
 
     id: str
+    asked: str | None
     commit: str | None
     offline: bool = False
     folder: Path | None = None
+    note: str | None = None
 
     @property
     def where(self) -> dict[str, Any]:
@@ -50,14 +54,16 @@ class Repository:
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import EntryNotFoundError
 
+        # Asked for by its branch, the first file makes the cache remember the commit, which later works offline.
+        revision = self.commit if self.folder is not None and self.commit is not None else self.asked
         try:
-            path = Path(hf_hub_download(self.id, name, revision=self.commit, local_files_only=self.offline))
+            path = Path(hf_hub_download(self.id, name, revision=revision, local_files_only=self.offline))
         except EntryNotFoundError as error:  # not there, or (offline) not in the cache
             if self.offline or "Local" not in type(error).__name__:
                 return None
-            raise BadInput(explain(error, self.id, self.commit)) from error
+            raise BadInput(explain(error, self.id, revision)) from error
         except Exception as error:
-            raise BadInput(explain(error, self.id, self.commit)) from error
+            raise BadInput(explain(error, self.id, revision)) from error
         self.folder = path.parent
         for _ in Path(name).parts[1:]:
             self.folder = self.folder.parent
@@ -75,14 +81,15 @@ def open_repository(repo_id: str, revision: str | None = None, file: str = CONFI
     from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 
     failure: Exception | None = None
-    commit = None
+    commit = note = None
     try:
         offline = constants.is_offline_mode()
         if not offline:
             url = hf_hub_url(repo_id, file, revision=revision)
             commit = get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT).commit_hash
     except EntryNotFoundError as error:  # the model exists and has no config.json (GGUF, adapter)
-        commit = error.response.headers.get(constants.HUGGINGFACE_HEADER_X_REPO_COMMIT)
+        response = getattr(error, "response", None)
+        commit = response.headers.get(constants.HUGGINGFACE_HEADER_X_REPO_COMMIT) if response is not None else None
     except HFValidationError as error:
         raise BadInput(explain(error, repo_id, revision)) from error
     except Exception as error:
@@ -94,7 +101,9 @@ def open_repository(repo_id: str, revision: str | None = None, file: str = CONFI
         if not isinstance(cached, str):
             raise BadInput(_not_cached(repo_id, revision, failure)) from failure
         commit = Path(cached).relative_to(constants.HF_HUB_CACHE).parts[2]  # models--ID/snapshots/COMMIT/FILE
-    return Repository(repo_id, commit or revision, offline)
+    if failure is not None:
+        note = f"the Hub cannot be reached ({first_line(failure)}): the copy of {repo_id} in the cache is used"
+    return Repository(repo_id, revision, commit, offline, note=note)
 
 
 def fetch_config(repository: Repository) -> Path:
@@ -182,10 +191,7 @@ def explain(error: BaseException, repo_id: str, revision: str | None = None, kin
         return f"the Hub at {constants.ENDPOINT} cannot be reached for {repo_id} ({first_line(error)})"
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status in (401, 403):
-        return (
-            f"the Hub refuses access to {repo_id} (status {status}): check the token ('hf auth login', "
-            "HF_TOKEN)"
-        )
+        return f"the Hub refuses access to {repo_id} (status {status}): check the token ('hf auth login', HF_TOKEN)"
     if status is not None:
         return f"the Hub answered {status} for {repo_id}: {first_line(error)}"
     return f"{repo_id} could not be fetched from the Hub: {first_line(error)}"

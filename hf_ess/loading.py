@@ -147,9 +147,7 @@ def load(
                 checkpoints.find_weights(source.folder, raw)  # nothing to read is said before anything slow
         else:
             checkpoints.check_gguf(source.folder / source.gguf)
-        config = configs.build_config(
-            source.location, source.name, trust_remote_code=trust_remote_code, **source.where
-        )
+        config = configs.build_config(source.location, source.name, trust_remote_code=trust_remote_code, **source.where)
     request = weights.Request(source, config, raw, dtype, device_map, trust_remote_code)
     loaded = LoadedModel(
         name=source.name,
@@ -157,6 +155,7 @@ def load(
         config=config,
         config_hash=hashing.hash_config(source.folder, config),
         revision=source.revision,
+        notes=[source.repository.note] if source.repository and source.repository.note else [],
         _request=request,
     )
     if with_tokenizer and tokenizer is None:
@@ -170,19 +169,18 @@ def _from_memory(model: Any, tokenizer: Any) -> LoadedModel:
     import torch
 
     if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
-        raise BadInput(
-            f"a model must be a folder, a Hub id or a transformers model, got {type(model).__name__}"
-        )
+        raise BadInput(f"a model must be a folder, a Hub id or a transformers model, got {type(model).__name__}")
     kind = type(model).__name__
     if kind == "OptimizedModule":
         raise BadInput("a compiled model hides its layers: give the model as it was before torch.compile")
-    if getattr(model.config, "is_encoder_decoder", False) and not kind.endswith("ForCausalLM"):
-        raise UnsupportedModel(configs.encoder_decoder(kind, model.config.to_dict()))
+    config: Any = model.config
+    if getattr(config, "is_encoder_decoder", False) and not kind.endswith("ForCausalLM"):
+        raise UnsupportedModel(configs.encoder_decoder(kind, config.to_dict()))
     return LoadedModel(
-        name=getattr(model.config, "_name_or_path", "") or kind,
+        name=getattr(config, "_name_or_path", "") or kind,
         source=f"{kind} in memory",
-        config=model.config,
-        config_hash=hashing.hash_config(None, model.config),
+        config=config,
+        config_hash=hashing.hash_config(None, config),
         tokenizer=None if tokenizer is None else load_tokenizer(tokenizer),
         model=model,
         weights_hash=hashing.hash_model(model),
@@ -206,9 +204,7 @@ def load_tokenizer(
     """
     if not isinstance(tokenizer, str | Path):
         if not callable(tokenizer):
-            raise BadInput(
-                f"a tokenizer must be a folder, a Hub id or a tokenizer, got {type(tokenizer).__name__}"
-            )
+            raise BadInput(f"a tokenizer must be a folder, a Hub id or a tokenizer, got {type(tokenizer).__name__}")
         return tokenizer
     if Path(tokenizer).is_file() and Path(tokenizer).suffix == ".json":
         from transformers import PreTrainedTokenizerFast
@@ -245,9 +241,7 @@ def _guard(make: Callable[[], Any], name: str, folder: Path | None) -> Any:
         if folder is not None:
             checkpoints.check_tokenizer_files(folder, name)
         if "trust_remote_code" in str(error):
-            message = (
-                f"the tokenizer of {name} needs code of its own: if you trust it, give --trust-remote-code"
-            )
+            message = f"the tokenizer of {name} needs code of its own: if you trust it, give --trust-remote-code"
         elif "backend tokenizer" in str(error):
             message = f"there is no usable tokenizer in {name}: give one with --tokenizer, or token ids"
         else:
@@ -271,9 +265,7 @@ def parse_dtype(dtype: Any) -> Any:
     if isinstance(dtype, str):
         dtype = getattr(torch, DTYPES.get(dtype.removeprefix("torch.").lower(), "?"), dtype)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise BadInput(
-            f"{dtype!r} is not a dtype to load in: choose auto, float32, bfloat16, float16 or float64"
-        )
+        raise BadInput(f"{dtype!r} is not a dtype to load in: choose auto, float32, bfloat16, float16 or float64")
     return dtype
 
 
@@ -289,9 +281,7 @@ def parse_device_map(device_map: Any) -> Any:
         try:
             device_map = json.loads(device_map)
         except json.JSONDecodeError as error:
-            raise BadInput(
-                f"the device map is not valid JSON: {error.msg} at column {error.colno}"
-            ) from error
+            raise BadInput(f"the device map is not valid JSON: {error.msg} at column {error.colno}") from error
     for device in device_map.values() if isinstance(device_map, dict) else [device_map]:
         if device in (None, "auto", "balanced", "balanced_low_0", "sequential", "disk"):
             continue
