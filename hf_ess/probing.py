@@ -19,7 +19,8 @@ from hf_ess.provenance import provenance
 from hf_ess.recording import Options, record, unmeasured
 from hf_ess.results import SCHEMA_VERSION, TOKENS_SCHEMA, Result
 from hf_ess.spectra.ess import measure
-from hf_ess.tokens import Tokens, check, from_ids, tokenize
+from hf_ess.limits import check
+from hf_ess.tokens import Tokens, from_ids, tokenize
 from hf_ess.totals import over_layers
 from hf_ess.writing import PartialResult
 
