@@ -62,9 +62,7 @@ def find_weights(folder: Path, config: dict[str, Any] | None = None) -> WeightFi
     found = WeightFiles([first]) if first.suffix != ".json" else read_index(first)
     used = {path.name for path in [first, *found.files]}
     if others := [path.name for path in present[1:] if path.name not in used]:
-        found.notes.append(
-            f"{folder} holds two sets of weights: {first.name} was read, {' and '.join(others)} ignored"
-        )
+        found.notes.append(f"{folder} holds two sets of weights: {first.name} was read, {' and '.join(others)} ignored")
     return found
 
 
@@ -76,11 +74,7 @@ def read_index(path: Path) -> WeightFiles:
     """
     index = read_json(path)
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
-    if (
-        not isinstance(weight_map, dict)
-        or not weight_map
-        or not all(isinstance(v, str) for v in weight_map.values())
-    ):
+    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
         raise BadInput(f"{path} is not a weight index: it has no weight_map from tensors to files")
     names = sorted(set(weight_map.values()))
     if missing := [name for name in names if not (path.parent / name).is_file()]:
@@ -135,9 +129,7 @@ def check_safetensors(path: Path) -> dict[str, tuple[int, ...]]:
         _refuse_stand_in(path, size, start)
         length = int.from_bytes(start[:8], "little")
         if size < 8 or length > HEADER_LIMIT:
-            raise BadInput(
-                f"{path} is not a safetensors file: its first bytes are not a header; download it again"
-            )
+            raise BadInput(f"{path} is not a safetensors file: its first bytes are not a header; download it again")
         if length > size - 8:
             raise BadInput(_cut_off(path, size, f"its header alone takes {length + 8}"))
         file.seek(8)
@@ -186,9 +178,7 @@ def _refuse_stand_in(path: Path, size: int, start: bytes) -> None:
     if start.startswith(b"version https://git-lfs"):
         raise BadInput(f"{path} is a Git LFS pointer, not the weights: fetch them with 'git lfs pull'")
     if start.lstrip()[:1] == b"<":
-        raise BadInput(
-            f"{path} is an HTML or XML page, not weights (an error or login page saved as a file?)"
-        )
+        raise BadInput(f"{path} is an HTML or XML page, not weights (an error or login page saved as a file?)")
 
 
 def check_bin(path: Path) -> None:
@@ -204,9 +194,7 @@ def check_bin(path: Path) -> None:
     if start.startswith(b"PK") and not zipfile.is_zipfile(path):
         raise BadInput(f"{path} is cut off: it has {size} bytes and no end record; download it again")
     if not start.startswith((b"PK", b"\x80")):
-        raise BadInput(
-            f"{path} is not a PyTorch weight file: its first bytes are neither a zip archive nor a pickle"
-        )
+        raise BadInput(f"{path} is not a PyTorch weight file: its first bytes are neither a zip archive nor a pickle")
 
 
 def check_gguf(path: Path) -> None:
@@ -228,9 +216,7 @@ def check_gguf(path: Path) -> None:
     try:
         GGUFReader(path)
     except Exception as error:  # a cut-off file shows as any error of numpy's views
-        raise BadInput(
-            f"{path} is cut off or damaged: its tensors cannot be read; download it again"
-        ) from error
+        raise BadInput(f"{path} is cut off or damaged: its tensors cannot be read; download it again") from error
 
 
 TOKENIZER_WORDS = ("token", "vocab", "spiece", "sentencepiece", "merges", "bpe", "tekken")

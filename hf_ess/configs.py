@@ -17,9 +17,12 @@ ADAPTER = "adapter_config.json"
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's message that is not empty, without the final stop."""
+    """The first line of an exception's message, with its type where the message is but a name."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__).rstrip("")
+    if not lines:
+        return type(error).__name__
+    bare = isinstance(error, LookupError | AttributeError | TypeError)
+    return f"{type(error).__name__}: {lines[0]}" if bare else lines[0].rstrip(".")
 
 
 def read_json(path: Path) -> Any:
@@ -225,9 +228,7 @@ def two_sided(config: Any) -> bool:
         return True  # its permutation mask is only given in training
     # Families with a masked-LM class (BERT and its relatives) become causal by is_decoder (XLM: causal)
     # alone.
-    encoder_family = (
-        config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES or config.model_type == "bert-generation"
-    )
+    encoder_family = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES or config.model_type == "bert-generation"
     return encoder_family and not (getattr(config, "is_decoder", False) or getattr(config, "causal", False))
 
 

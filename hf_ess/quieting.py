@@ -22,12 +22,13 @@ def quiet() -> Iterator[None]:
     from transformers.utils import logging as voice
 
     verbosity, bars = voice.get_verbosity(), voice.is_progress_bar_enabled()
-    hub_logger = logging.getLogger("huggingface_hub")
-    hub_level, hub_bars = hub_logger.level, not are_progress_bars_disabled()
+    hub_bars = not are_progress_bars_disabled()
+    levels = {name: logging.getLogger(name).level for name in ("huggingface_hub", "accelerate")}
     try:
         voice.set_verbosity(logging.CRITICAL)
         voice.disable_progress_bar()  # the Hub's bars too
-        hub_logger.setLevel(logging.CRITICAL)
+        for name in levels:
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         if hub_bars and sys.stderr is not None and sys.stderr.isatty():
             enable_progress_bars()
         with warnings.catch_warnings():
@@ -37,7 +38,8 @@ def quiet() -> Iterator[None]:
         voice.set_verbosity(verbosity)
         if bars:
             voice.enable_progress_bar()
-        hub_logger.setLevel(hub_level)
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
         if hub_bars:
             enable_progress_bars()
         else:

@@ -77,9 +77,7 @@ def read(request: Request) -> tuple[PreTrainedModel, list[Path], list[str]]:
     return model.eval(), files, notes
 
 
-def _from_pretrained(
-    request: Request, files: list[Path], format: dict[str, Any]
-) -> tuple[Any, dict[str, Any]]:
+def _from_pretrained(request: Request, files: list[Path], format: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     import torch
 
     source, name = request.source, request.source.name
