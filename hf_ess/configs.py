@@ -194,7 +194,7 @@ def _reason(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     validation = "Validation" in type(error).__name__ and len(lines) > 1
     reason = lines[-1].split("Error: ", 1)[-1] if validation else first_line(error)
-    return f"no entry {reason}" if isinstance(error, KeyError) else reason.rstrip("")
+    return f"no entry {reason}" if isinstance(error, KeyError) else reason.rstrip(".")
 
 
 def judge_built(config: Any, name: str) -> None:
