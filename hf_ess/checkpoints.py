@@ -111,7 +111,7 @@ def check_weights(weights: WeightFiles) -> dict[str, tuple[int, ...]]:
         if misplaced:
             name, file = next(iter(misplaced.items()))
             weights.notes.append(
-                f"{weights.index} is out of date: it places {len(misplaced)} tensor(s) in the wrong file "
+                f"{weights.index} is out of date: it places {len(misplaced)} of the tensors in the wrong file "
                 f"({name} in {file}, which is in {held[name].name}); the tensors themselves were found"
             )
     return shapes

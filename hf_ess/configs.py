@@ -193,8 +193,7 @@ def _reason(error: BaseException) -> str:
     """A validation error's message ends with the line that matters."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     validation = "Validation" in type(error).__name__ and len(lines) > 1
-    reason = lines[-1].split("Error: ", 1)[-1] if validation else first_line(error)
-    return f"no entry {reason}" if isinstance(error, KeyError) else reason.rstrip(".")
+    return lines[-1].split("Error: ", 1)[-1].rstrip(".") if validation else first_line(error)
 
 
 def judge_built(config: Any, name: str) -> None:
@@ -207,9 +206,10 @@ def judge_built(config: Any, name: str) -> None:
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModel(encoder_decoder(name, raw))
     if two_sided(config):
+        switch = ", is_decoder not set" if hasattr(config, "is_decoder") else ""
         raise UnsupportedModel(
-            f"{name} is an encoder ({_architectures(raw)}, is_decoder not set): every position sees the "
-            "whole text, so it has no causal operator; hf-ess measures decoder-only models"
+            f"{name} is an encoder ({_architectures(raw)}{switch}): every position sees the whole text, so it "
+            "has no causal operator; hf-ess measures decoder-only models"
         )
     if auto_class(config) is None:
         from transformers import __version__ as version

@@ -160,6 +160,11 @@ def load(
     )
     if with_tokenizer and tokenizer is None:
         loaded.tokenizer = _own_tokenizer(source, config, trust_remote_code)
+        if source.gguf is not None:
+            loaded.notes.append(
+                f"the tokenizer was rebuilt from {source.gguf} and may split a text otherwise than the original: "
+                "to be sure, give that with --tokenizer"
+            )
     elif with_tokenizer:
         loaded.tokenizer = load_tokenizer(tokenizer, trust_remote_code=trust_remote_code)
     return loaded.read_weights() if with_model else loaded

@@ -6,6 +6,7 @@ error, and so are tensors of another shape. Tensors that the configuration has n
 
 from __future__ import annotations
 
+import logging
 import pickle
 import re
 import tempfile
@@ -81,8 +82,7 @@ def _from_pretrained(request: Request, files: list[Path], format: dict[str, Any]
     import torch
 
     source, name = request.source, request.source.name
-    # A repository's own code is found by its id; without it the folder is enough, and asks the Hub nothing
-    # more.
+    # A repository's own code is found by its id; else the folder is enough, and nothing more is asked of the Hub.
     location, where = (source.location, source.where) if request.own_code else (str(source.folder), {})
     if source.gguf is not None:
         where = {**where, "gguf_file": source.gguf}
@@ -90,18 +90,20 @@ def _from_pretrained(request: Request, files: list[Path], format: dict[str, Any]
     if request.device_map is not None:
         offload = tempfile.TemporaryDirectory(prefix="hf-ess-offload-")
         where = {**where, "device_map": request.device_map, "offload_folder": offload.name}
+    report = _Report()
     try:
-        model, info = auto_class(request.config).from_pretrained(
-            location,
-            config=request.config,
-            dtype=request.dtype,
-            attn_implementation="eager",
-            trust_remote_code=request.trust_remote_code,
-            ignore_mismatched_sizes=True,  # so that both shapes come back and can be named
-            output_loading_info=True,
-            **where,
-            **format,
-        )
+        with report:
+            model, info = auto_class(request.config).from_pretrained(
+                location,
+                config=request.config,
+                dtype=request.dtype,
+                attn_implementation="eager",
+                trust_remote_code=request.trust_remote_code,
+                ignore_mismatched_sizes=True,  # so that both shapes come back and can be named
+                output_loading_info=True,
+                **where,
+                **format,
+            )
     except pickle.UnpicklingError as error:
         raise BadInput(
             f"{files[0]} holds more than tensors, and reading it would run code that came with it: use a "
@@ -114,9 +116,40 @@ def _from_pretrained(request: Request, files: list[Path], format: dict[str, Any]
     except Exception as error:
         if "can't allocate memory" in str(error):
             raise BadInput(_too_large(name, files)) from error
+        if report.unmerged:
+            raise BadInput(
+                f"the weights of {name} do not fit its config.json: {listing(report.unmerged)} cannot be put "
+                "together from the tensors in its files (one is missing, or has another shape)"
+            ) from error
         raise BadInput(f"could not load {name}: {first_line(error)}") from error
     model._hf_ess_offload = offload  # weights that were put on disk live as long as the model
     return model, info
+
+
+class _Report(logging.Handler):
+    """Which tensors could not be put together (experts of a mixture, q with k and v ...), from transformers' load
+    report: its exception only points to that report, which is a table for stderr.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unmerged: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.unmerged += re.findall(r"^(\S+) *\| *CONVERSION", record.getMessage(), re.MULTILINE)
+
+    def __enter__(self) -> _Report:
+        self.logger = logging.getLogger("transformers.modeling_utils")
+        self.before = self.logger.level, self.logger.propagate
+        self.logger.setLevel(logging.WARNING)
+        self.logger.propagate = False
+        self.logger.addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.logger.removeHandler(self)
+        self.logger.setLevel(self.before[0])
+        self.logger.propagate = self.before[1]
 
 
 def _too_large(name: str, files: list[Path]) -> str:
@@ -140,8 +173,8 @@ def _complete(request: Request, model: Any, info: dict[str, Any]) -> list[str]:
     if missing := sorted(info.get("missing_keys", ())):
         if not _head_alone(request, model, missing):
             raise BadInput(
-                f"{len(missing)} tensor(s) that the configuration of {name} asks for are not in its weight "
-                f"files, and random numbers would stand in for them: {listing(missing)}"
+                f"the weight files of {name} lack {len(missing)} of the tensors that its configuration asks for, "
+                f"and random numbers would stand in for them: {listing(missing)}"
             )
         notes.append(
             f"{name} has no output head ({', '.join(request.raw['architectures'])}): its logits are random, "
@@ -149,9 +182,8 @@ def _complete(request: Request, model: Any, info: dict[str, Any]) -> list[str]:
         )
     if unexpected := sorted(info.get("unexpected_keys", ())):
         notes.append(
-            f"{len(unexpected)} tensor(s) in the weight files of {name} are unused, because its "
-            f"configuration has no place for them{_dropped_layers(request.config, unexpected)}: "
-            f"{listing(unexpected)}"
+            f"tensors in the weight files of {name} are unused, because its configuration has no place for "
+            f"them{_dropped_layers(request.config, unexpected)}: {listing(unexpected)}"
         )
     if errors := info.get("error_msgs"):
         raise BadInput(f"could not load {name}: {str(errors[0]).strip().splitlines()[0]}")
