@@ -16,10 +16,11 @@ from hf_ess.capturing import CapturedLayer, SkippedLayer, capture
 from hf_ess.errors import BadInput, HfEssError, UnsupportedModel
 from hf_ess.loading import LoadedModel, load
 from hf_ess.provenance import provenance
+from hf_ess.quieting import quiet
 from hf_ess.recording import Options, record, unmeasured
 from hf_ess.results import SCHEMA_VERSION, TOKENS_SCHEMA, Result
 from hf_ess.spectra.ess import measure
-from hf_ess.limits import check
+from hf_ess.limits import check, check_memory
 from hf_ess.tokens import Tokens, from_ids, tokenize
 from hf_ess.totals import over_layers
 from hf_ess.writing import PartialResult
@@ -102,6 +103,7 @@ def probe(
         )
     prompts = _prompts(loaded, text, max_tokens, parse_special)
     notes = [*loaded.notes, *dict.fromkeys(note for p in prompts for note in check(p, loaded.model))]
+    check_memory(max(len(p) for p in prompts), loaded.model)
     run = _Probe(loaded, prompts, options, progress)
     partial = None
     if output is not None:
@@ -178,7 +180,7 @@ class _Probe:
         return {
             **{name: origin[name] for name in names},
             "ids": [p.ids for p in self.prompts],
-            "options": self.options.__dict__,
+            "options": self.options.to_json(),
         }
 
     def result(self, partial: PartialResult | None, delimiters: list[str], notes: list[str]) -> Result:
@@ -197,7 +199,7 @@ class _Probe:
         summary = {
             "schema_version": SCHEMA_VERSION,
             "provenance": provenance(self.loaded),
-            "options": {**self.options.__dict__, "delimiters": delimiters},
+            "options": {**self.options.to_json(), "delimiters": delimiters},
             "prompts": [
                 {"tokens": len(p.ids), "bos_added": p.bos_added, "delimiters": found}
                 for p, found in zip(self.prompts, marks)
@@ -229,7 +231,9 @@ class _Probe:
                 self.progress(number, len(self.prompts), done, self.loaded.layers, layer.module)
 
         wanted = None if self.options.layers is None else set(self.options.layers)
-        for layer in capture(self.loaded.model, tokens.ids, on_layer, layers=wanted):
+        with quiet():  # transformers explains at length that it runs without CUDA kernels
+            skipped = capture(self.loaded.model, tokens.ids, on_layer, layers=wanted)
+        for layer in skipped:
             self.skipped.setdefault(layer.module, layer)
 
     def _measured(

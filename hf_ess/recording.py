@@ -46,6 +46,10 @@ class Options:
     keep: str
     layers: tuple[int, ...] | None
 
+    def to_json(self) -> dict[str, Any]:
+        """The options as plain JSON values."""
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in self.__dict__.items()}
+
     @property
     def counted(self) -> tuple[float, ...]:
         """All tolerances to count at: those asked for, and the gate, since sigma_1 >= gate means a count >= 1."""
