@@ -116,7 +116,7 @@ def _layer(
         **shared,
         "class": "Mixer",
         "operators": layer.operators,
-        "multiplicity": 2,
+        "multiplicity": _width(layer),
         "status": layer.status,
         "error": 3.1e-7 if layer.status == "verified" else 0.25 if layer.status == "failed" else None,
         "error_bound": 1e-5,
@@ -140,7 +140,7 @@ def _layer(
         units = np.clip(np.round(bound * np.clip(share * wave * wiped, 0, 1)), 0, bound)
         for unit, values in enumerate(units):
             add("tolerance", tolerance, None, values, unit)
-        for name, values in _reduced(units, 2).items():
+        for name, values in _reduced(units, _width(layer)).items():
             add("tolerance", tolerance, name, values)
         add("utilisation", tolerance, "mean", (units / tss).mean(0))
         add("saturation", tolerance, "mean", (units / np.maximum(bound, 1)).mean(0))
@@ -153,8 +153,13 @@ def _layer(
     info["entropy"] = float(np.nanmean(entropy)) if np.isfinite(entropy).any() else None
     for name, curve in (("tss", tss), ("bound", bound)):
         add(name, None, "mean", curve)
-        add(name, None, "sum_channels", curve * layer.operators * 2)
+        add(name, None, "sum_channels", curve * layer.operators * _width(layer))
     return info, rows
+
+
+def _width(layer: Layer) -> int:
+    """Channels that share an operator."""
+    return 8 if layer.kind == "softmax" else 1
 
 
 def _reduced(units: np.ndarray, multiplicity: int) -> dict[str, np.ndarray]:

@@ -21,6 +21,7 @@ class Mixer:
     Attributes:
         layer, call, module, kind: as in the result's tables.
         operators: number of heads or channels with an operator of their own.
+        multiplicity: how many channels share one of them.
         status: "verified", "failed" or "not finite".
         label: the layer's number, with letters where a layer has several mixers.
     """
@@ -30,6 +31,7 @@ class Mixer:
     module: str
     kind: str
     operators: int
+    multiplicity: int
     status: str
     label: str
 
@@ -37,6 +39,11 @@ class Mixer:
     def family(self) -> str:
         """ "attention" (TSS grows with the position) or "recurrent" (a state of fixed size)."""
         return "attention" if "softmax" in self.kind else "recurrent"
+
+    @property
+    def unit(self) -> str:
+        """ "head" where several channels share an operator, else "channel"."""
+        return "head" if self.multiplicity > 1 else "channel"
 
 
 class View:
@@ -70,6 +77,7 @@ class View:
                 module=info["module"],
                 kind=info["kind"],
                 operators=info["operators"],
+                multiplicity=info["multiplicity"],
                 status=info["status"],
                 label=label,
             )
@@ -139,6 +147,10 @@ class View:
         kept = "sum_channels" if reduction == "sum_channels" else "mean"
         curves = self.curves(which, None, kept)
         return {m: c * (m.operators if reduction == "sum_heads" else 1) for m, c in curves.items()}
+
+    def unit(self, mixers: list[Mixer]) -> str:
+        """ "head" where all of the mixers have heads, else "channel"."""
+        return "head" if mixers and all(m.unit == "head" for m in mixers) else "channel"
 
     def _rows(self, **where: object) -> list[dict]:
         return self.result.rows(**where, prompt=self.prompt)  # the most selective column first: filters copy

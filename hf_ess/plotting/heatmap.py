@@ -31,6 +31,11 @@ class Heatmap:
     reduction: str
     tolerance: float | None
 
+    @property
+    def quantity(self) -> str:
+        """What the colours show."""
+        return labels.quantity(self.metric, self.reduction, self.view.unit(self.view.mixers))
+
     def curves(self) -> dict[Mixer, np.ndarray]:
         """One row per mixer."""
         return self.view.curves(self.metric, self.tolerance, self.reduction)
@@ -45,7 +50,7 @@ def figure(heat: Heatmap) -> Figure:
     probe = style.figure(1.0).add_axes((0, 0, 1, 1))
     width = style.WIDTH - 0.85 - 0.95
     with_tokens = style.position_axis(probe, view, width)
-    foot = 0.50 + (0.78 if with_tokens else 0.0) + style.caption_height(caption)
+    foot = 0.50 + (style.token_room(view) if with_tokens else 0.0) + style.caption_height(caption)
     fig = style.figure(head + height + foot)
     frame = style.Frame(fig)
     name = {"tolerance": "Effective state-size (ESS)", "entropy": "Entropy-ESS"}.get(heat.metric)
@@ -57,7 +62,7 @@ def figure(heat: Heatmap) -> Figure:
     images = _draw(ax, heat)
     style.position_axis(ax, view, width)
     style.label(ax, style.position_label(with_tokens), "layer")
-    quantity = f"colour: {labels.quantity(heat.metric, heat.reduction)}"
+    quantity = f"colour: {heat.quantity}"
     quantity += ", a scale per family" if len(images) > 1 else ""
     style.heading(ax, style.tolerance_heading(view, heat.tolerance), quantity)
     each = height / max(1, len(images))
@@ -141,7 +146,7 @@ def _label_bar(bar: object, heat: Heatmap, family: str) -> None:
     bar.ax.tick_params(length=2, labelsize=8.5)  # type: ignore[attr-defined]
     for spine in bar.ax.spines.values():  # type: ignore[attr-defined]
         spine.set_visible(False)
-    name = labels.quantity(heat.metric, heat.reduction)
+    name = heat.quantity
     style.label(bar.ax, y=family or name)  # type: ignore[attr-defined]
     bar.ax.yaxis.set_label_position("right")  # type: ignore[attr-defined]
 

@@ -7,16 +7,16 @@ from collections.abc import Iterable
 
 #: What a curve shows, by the reduction over the operators (heads or channels) of a layer.
 REDUCTIONS = {
-    "mean": "mean {} per channel",
+    "mean": "mean {} per {}",
     "sum_heads": "{} summed over heads",
     "sum_channels": "{} summed over channels",
     "sum_channels_layers": "{} summed over channels and layers",
     "sum_channels_mean_layers": "{} summed over channels, mean over layers",
-    "min": "smallest {} of a channel",
-    "q10": "10% quantile of {} over channels",
-    "q50": "median {} over channels",
-    "q90": "90% quantile of {} over channels",
-    "max": "largest {} of a channel",
+    "min": "smallest {} of a {}",
+    "q10": "10% quantile of {} over {}s",
+    "q50": "median {} over {}s",
+    "q90": "90% quantile of {} over {}s",
+    "max": "largest {} of a {}",
 }
 
 METRICS = {
@@ -33,12 +33,17 @@ METRICS = {
 }
 
 
-def quantity(metric: str, reduction: str | None) -> str:
-    """The name of what is drawn: "mean ESS per channel"."""
+def quantity(metric: str, reduction: str, unit: str = "channel") -> str:
+    """The name of what is drawn: "mean ESS per head".
+
+    Args:
+        metric, reduction: as in the result's table.
+        unit: "head" or "channel"; a mean over heads is one over channels too, since all heads are equally wide.
+    """
     name = METRICS.get(metric, metric)
     if metric in ("utilisation", "saturation") and reduction == "mean":
         return f"mean {name}"
-    return REDUCTIONS.get(reduction or "", "{}").format(name)
+    return REDUCTIONS.get(reduction, f"{reduction} of {{}}").format(name, unit)
 
 
 def visible(text: str) -> str:

@@ -92,7 +92,7 @@ def figure(lines: Lines) -> Figure:
     width = (style.WIDTH - 0.85 - 0.95 - gap_x * (len(columns) - 1)) / len(columns)
     probe = style.figure(1.0).add_axes((0, 0, 1, 1))
     with_tokens = style.position_axis(probe, view, width)
-    foot = 0.50 + (0.78 if with_tokens else 0.0) + style.caption_height(caption)
+    foot = 0.50 + (style.token_room(view) if with_tokens else 0.0) + style.caption_height(caption)
     fig = style.figure(head + rows * panel + (rows - 1) * gap_y + foot)
     frame = style.Frame(fig)
     frame.title(_title(lines), style.subtitle(view))
@@ -110,8 +110,7 @@ def figure(lines: Lines) -> Figure:
             style.position_axis(ax, view, width)
             style.label(ax, x=style.position_label(with_tokens) if last else None)
             ax.tick_params(axis="x", labelbottom=last)
-            if c == 0:
-                style.label(ax, y=labels.quantity(lines.metric, lines.reduction))
+            style.label(ax, y=labels.quantity(lines.metric, lines.reduction, view.unit(mixers)))
     if not lines.single and not lines.together:
         height = rows * panel + (rows - 1) * gap_y
         _depth_bar(fig, frame.axes(frame.inner + 0.18, head, 0.13, min(height, 3.2)), view)
@@ -126,7 +125,7 @@ def on_axes(ax: Axes, lines: Lines) -> Figure:
         panel_of(ax, lines, lines.tolerances[0], mixers, dashes=FAMILY_DASHES.get(family, "-"))
     width = ax.get_window_extent().width / ax.figure.dpi
     with_tokens = style.position_axis(ax, lines.view, width)
-    style.label(ax, style.position_label(with_tokens), labels.quantity(lines.metric, lines.reduction))
+    style.label(ax, style.position_label(with_tokens), labels.quantity(lines.metric, lines.reduction, lines.view.unit(lines.mixers)))
     style.heading(ax, f"{style.model_name(lines.view)}  {style.tolerance_heading(lines.view, lines.tolerances[0])}")
     handles = [*_handles(lines), *style.delimiter_handles(lines.view)]
     legend = ax.legend(handles=handles, fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
@@ -160,13 +159,13 @@ def panel_of(ax: Axes, lines: Lines, tolerance: float | None, mixers: list[Mixer
         ax.set_ylim(0, top if ax.get_autoscaley_on() else max(top, ax.get_ylim()[1]))
     else:
         _nothing(ax, bool(np.isnan(top)))
-    style.mark_delimiters(ax, view)
+    style.mark_delimiters(ax, view, hairlines=top > 0)
 
 
 def _layers(ax: Axes, view: View, curves: dict[Mixer, Curve], dashes: Any) -> list[Curve]:
     """A thin line per layer coloured by depth, and their mean."""
     colour = dict(zip(view.mixers, style.depth_colours(len(view.mixers))))
-    thin = 1.1 if len(curves) <= 16 else 0.7
+    thin = 0.4 if view.length > 1000 else 1.1 if len(curves) <= 16 else 0.7
     for mixer, curve in curves.items():
         _line(ax, view, curve, color=colour[mixer], linewidth=thin, alpha=0.85, linestyle=dashes, zorder=2)
     measured = [c for c in curves.values() if np.isfinite(c).any()]
@@ -202,26 +201,28 @@ def _limits(ax: Axes, view: View, limits: dict[str, list[Curve | None]], top: fl
     for name, dots in (("tss", DOTTED), ("bound", DASHED)):
         distinct = {tuple(np.round(c, 9)): c for c in limits[name] if c is not None and np.isfinite(c).any()}
         for curve in distinct.values():
-            _line(ax, view, curve, color=style.EDGE, linewidth=1.2, linestyle=dots, zorder=1.2)
+            colour = style.EDGE if name == "bound" else style.FAINT
+            _line(ax, view, curve, point="_", color=colour, linewidth=1.2, linestyle=dots, zorder=1.2)
         peaks[name] = _top(list(distinct.values()))
     if not peaks["bound"] > 0:
         return top
     if top > 0 and peaks["bound"] > MOST_ROOM * top:
-        words = f"bound: up to {labels.number(peaks['bound'])}, above this panel"
-        ax.text(0.5, 0.975, words, transform=ax.transAxes, ha="center", va="top", fontsize=8.5, color=style.GREY)
+        _note(ax, 0.93, f"the bound goes up to {peaks['bound']:,.4g}, above this panel")
         return 1.32 * top
     # the TSS of attention, which grows with the text, leaves the panel; that of a state stays in it
     return 1.06 * (peaks["tss"] if peaks["tss"] <= 1.3 * peaks["bound"] else peaks["bound"])
 
 
-def _line(ax: Axes, view: View, curve: Curve, **options: Any) -> None:
-    few = view.length <= 4 or np.isfinite(curve).sum() <= 2  # a line through one point is invisible
-    ax.plot(view.positions, curve, marker="o" if few else None, markersize=5, solid_capstyle="round", **options)
+def _line(ax: Axes, view: View, curve: Curve, point: str = "o", **options: Any) -> None:
+    if view.length <= 4 or np.isfinite(curve).sum() <= 2:  # a line through one point is invisible
+        options |= {"marker": point, "markersize": 5 if point == "o" else 30, "clip_on": False}
+    ax.plot(view.positions, curve, solid_capstyle="round", **options)
 
 
 def _bold(ax: Axes, view: View, curve: Curve, dashes: Any) -> None:
-    halo = [patheffects.withStroke(linewidth=3.4, foreground="white")]
-    _line(ax, view, curve, color=style.INK, linewidth=2.2, linestyle=dashes, path_effects=halo, zorder=3)
+    width = 2.2 if view.length <= 600 else 1.2  # hundreds of dips side by side would melt into black
+    halo = [patheffects.withStroke(linewidth=1.5 * width, foreground="white")]
+    _line(ax, view, curve, color=style.INK, linewidth=width, linestyle=dashes, path_effects=halo, zorder=3)
 
 
 def _mean(curves: list[Curve]) -> Curve:
@@ -243,8 +244,15 @@ def _nothing(ax: Axes, unmeasured: bool) -> None:
     ax.set_ylim(0, 1)
     if unmeasured:
         style.hatched(ax)
-    words = "no value: nothing could be measured here" if unmeasured else "0 everywhere"
-    ax.text(0.5, 0.5, words, transform=ax.transAxes, ha="center", va="center", color=style.GREY, fontsize=10)
+    _note(ax, 0.5, "no value: nothing could be measured here" if unmeasured else "0 everywhere")
+
+
+def _note(ax: Axes, height: float, words: str) -> None:
+    """Small print in the middle of a panel, readable over lines."""
+    ground = {"facecolor": "white", "edgecolor": "none", "pad": 2.0, "alpha": 0.85}
+    ax.text(
+        0.5, height, words, transform=ax.transAxes, ha="center", va="center", fontsize=8.5, color=style.GREY, bbox=ground
+    )
 
 
 def _averages(lines: Lines, tolerance: float | None, curves: dict[Mixer, Curve]) -> str:
@@ -252,7 +260,7 @@ def _averages(lines: Lines, tolerance: float | None, curves: dict[Mixer, Curve])
     measured = [c for c in curves.values() if np.isfinite(c).any()]
     if not measured or lines.unit is not None:
         return ""
-    words = f"mean over the text {labels.number(float(np.nanmean(measured)))}"
+    words = f"mean over the text: {labels.number(float(np.nanmean(measured)))}"
     if lines.metric == "tolerance" and lines.reduction == "mean":
         used = [c for m, c in lines.view.curves("utilisation", tolerance, "mean").items() if m in curves]
         used = [c for c in used if np.isfinite(c).any()]
@@ -262,23 +270,24 @@ def _averages(lines: Lines, tolerance: float | None, curves: dict[Mixer, Curve])
 
 def _handles(lines: Lines) -> list[Any]:
     out: list[Any] = []
-    mean = "mean over its operators" if lines.single else "mean over layers"
+    unit = lines.view.unit(lines.mixers)
+    mean = f"mean of its {unit}s" if lines.single else "mean over layers"
     if lines.together:
         mean = "all layers together"
     elif lines.single and lines.reduction != "mean":
         mean = f"layer {lines.mixers[0].label}"
     out.append(Line2D([], [], color=style.INK, linewidth=2.2, label=mean))
     if lines.single and lines.reduction == "mean":
-        out.append(Patch(facecolor="#0072b2", alpha=0.16, label="10% to 90% of its operators"))
+        out.append(Patch(facecolor="#0072b2", alpha=0.16, label=f"10% to 90% of the {unit}s"))
         if any(1 < m.operators <= MOST_UNITS for m in lines.mixers):
-            out.append(Line2D([], [], color="#0072b2", linewidth=0.8, alpha=0.6, label="one head or channel"))
+            out.append(Line2D([], [], color="#0072b2", linewidth=0.8, alpha=0.6, label=f"one {unit}"))
     elif not lines.together:
         out.append(Line2D([], [], color=style.depth_colours(3)[1], linewidth=1.2, label="one layer"))
     if lines.unit is not None:
-        out.append(Line2D([], [], color="#d55e00", linewidth=2.0, label=f"head or channel {lines.unit}"))
+        out.append(Line2D([], [], color="#d55e00", linewidth=2.0, label=f"{unit} {lines.unit}"))
     if lines.metric in LIMITED:
         out.append(Line2D([], [], color=style.EDGE, linewidth=1.2, linestyle=DASHED, label="bound: min(TSS, i, L−i)"))
-        out.append(Line2D([], [], color=style.EDGE, linewidth=1.2, linestyle=DOTTED, label="TSS: theoretical state size"))
+        out.append(Line2D([], [], color=style.FAINT, linewidth=1.2, linestyle=DOTTED, label="TSS: size of the memory"))
     return out
 
 

@@ -14,13 +14,14 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.transforms import offset_copy
 
 from hf_ess.plotting import fonts, labels
 from hf_ess.plotting.data import View
 
 WIDTH = 10.0  # inches; 1,000 pixels at 100 dpi, so that 9 point text stays legible in a README
 INK, GREY, PALE = "#1a1a1a", "#5c5c5c", "#d9d9d9"
-EDGE = "#404040"  # bound and TSS
+EDGE, FAINT = "#404040", "#7d7d7d"  # bound, TSS
 
 # Okabe and Ito's colours (distinct with every kind of colour vision), and a marker each for those who see none.
 MARKS = (
@@ -33,6 +34,7 @@ MARKS = (
     ("#000000", "X"),
 )
 MOST_HAIRLINES = 40
+MOST_MARKS = 200  # of one name: more would run together into a line
 MOST_NAMES = len(MARKS)
 
 
@@ -131,6 +133,7 @@ def style(ax: Axes) -> Axes:
     ax.grid(visible=True, axis="y", color="#ececec", linewidth=0.8, linestyle="-")
     ax.set_axisbelow(True)
     plain = FuncFormatter(lambda value, _: f"{value:,.6g}".replace("-", "−"))
+    ax.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
     ax.xaxis.set_major_formatter(plain)
     ax.yaxis.set_major_formatter(plain)
     return ax
@@ -177,6 +180,12 @@ def position_axis(ax: Axes, view: View, width: float) -> bool:
     return False
 
 
+def token_room(view: View) -> float:
+    """Inches below the axes that the token labels need."""
+    longest = max((len(fonts.token(view.texts[i], view.ids[i])) for i in view.positions), default=0)
+    return 0.068 * longest
+
+
 def position_label(with_tokens: bool) -> str:
     """The x axis and its convention."""
     return "token i: the cut lies before it" if with_tokens else "position i: the cut lies before token i"
@@ -191,24 +200,27 @@ def delimiter_names(view: View) -> list[str]:
 def mark_delimiters(ax: Axes, view: View, hairlines: bool = True) -> None:
     """Marks on the top edge at every delimiter; thin lines down the panel for the names that are rare enough."""
     left = MOST_HAIRLINES
+    above = offset_copy(ax.get_xaxis_transform(), fig=ax.figure, y=4.5, units="points")
     for (color, marker), name in zip(MARKS, delimiter_names(view)):
         places = [p for p in view.delimiters[name] if p >= 1]
-        size = 4.0 if len(places) <= 60 else 2.4
+        if len(places) > MOST_MARKS:
+            continue
+        size = 4.5 if len(places) <= 60 else 2.4
         ax.plot(
             places,
-            np.full(len(places), 1.025),
+            np.ones(len(places)),
             marker,
             color=color,
             markersize=size,
             markeredgewidth=0,
-            transform=ax.get_xaxis_transform(),
+            transform=above,
             clip_on=False,
             zorder=5,
         )
         if hairlines and len(places) <= left:
             left -= len(places)
             for place in places:
-                ax.axvline(place, color=color, linewidth=0.9, alpha=0.55, zorder=0.8)
+                ax.axvline(place, color=color, linewidth=0.9, alpha=0.5 if name == "eos" else 0.3, zorder=0.8)
 
 
 def delimiter_handles(view: View) -> list[Line2D]:
@@ -222,10 +234,14 @@ def delimiter_handles(view: View) -> list[Line2D]:
             markersize=5,
             markeredgewidth=0,
             linewidth=0,
-            label=f"{fonts.literal(labels.shortened(name, 20))} × {len(view.delimiters[name])}",
+            label=f"{fonts.literal(labels.shortened(name, 20))} × {_how_often(len(view.delimiters[name]))}",
         )
         for (color, marker), name in zip(MARKS, delimiter_names(view))
     ]
+
+
+def _how_often(n: int) -> str:
+    return f"{n:,}" if n <= MOST_MARKS else f"{n:,} (too many to mark)"
 
 
 def depth_colours(n: int) -> list[tuple[float, ...]]:
