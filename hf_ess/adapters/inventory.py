@@ -14,6 +14,8 @@ _MIXER = re.compile(
 )
 # Attention over depth, or over an image: not mixing along the text.
 _NOT_MIXER = re.compile(r"(AttentionResidual|Vision\w*|Vit\w*|Siglip\w*|CLIP\w*|Audio\w*)$")
+# What a layer may hold that does not mix: a layer of nothing else is not a missed mixer (nemotron_h).
+_FEED_FORWARD = re.compile(r"(Norm|MLP|MoE|FeedForward|FFN|Dropout)$", re.IGNORECASE)
 _OTHER_TOWER = re.compile(r"(^|\.)(vision|visual|image|audio|speech)\w*(\.|$)", re.IGNORECASE)
 
 
@@ -22,7 +24,8 @@ class Inventory:
 
     Attributes:
         mixers: path -> module, each path once, outermost mixers only (BertAttention, not BertSelfAttention in it).
-        layers: path -> module of every element of a stack of layers, also those without a known mixer.
+        layers: path -> module of every element of a stack of layers, also those without a known mixer, but not
+            those that are nothing but a feed-forward network.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -38,7 +41,7 @@ class Inventory:
         for path, module in modules:
             nested = any(path.startswith(outer + ".") for outer in self.layers)  # experts, heads
             if isinstance(module, nn.ModuleList) and not nested and self._holds_layers(path, module):
-                self.layers.update({f"{path}.{i}": layer for i, layer in enumerate(module)})
+                self.layers.update({f"{path}.{i}": m for i, m in enumerate(module) if not _only_feeds_forward(m)})
 
     def _holds_layers(self, path: str, modules: nn.ModuleList) -> bool:
         """Whether a module list is the stack of layers: one of them holds a mixer, or is called a layer."""
@@ -56,6 +59,11 @@ class Inventory:
                     if path.startswith(prefix + ".") and prefix in self.layers:
                         return path
         return paths[0]
+
+
+def _only_feeds_forward(layer: nn.Module) -> bool:
+    parts = [type(part).__name__ for part in layer.children()]
+    return bool(parts) and all(_FEED_FORWARD.search(name) for name in parts)
 
 
 def is_mixer(path: str, module: nn.Module) -> bool:

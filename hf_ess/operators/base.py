@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from typing import Self, cast
 
 from torch import Tensor
 
@@ -50,8 +51,8 @@ class Operator(ABC):
     def is_finite(self) -> bool:
         """Whether every number that defines the operators is finite."""
 
-    def blocks(self, size: int) -> Iterator[tuple[slice, Operator]]:
+    def blocks(self, size: int) -> Iterator[tuple[slice, Self]]:
         """The operators in consecutive ranges of at most size, with the range of each."""
         for start in range(0, self.count, size):
             part = slice(start, min(start + size, self.count))
-            yield part, self[part]
+            yield part, cast(Self, self[part])

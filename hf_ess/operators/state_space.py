@@ -37,6 +37,9 @@ class StateSpaceOperator(Operator):
     def recurrent(self) -> RecurrentOperator:
         """The same operators with a, b, c spelled out: some 16 n L bytes each, so take a block first."""
 
+    @abstractmethod
+    def __getitem__(self, operators: slice) -> StateSpaceOperator: ...
+
     def apply(self, u: Tensor) -> Tensor:
         size = max(1, _ROOM // (self.length * self.state))
         return torch.cat([some.recurrent().apply(u[part]) for part, some in self.blocks(size)])
