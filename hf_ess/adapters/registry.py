@@ -21,6 +21,6 @@ def register(adapter: type[Adapter]) -> type[Adapter]:
 
 def adapters() -> list[Adapter]:
     """All registered adapters, in order of registration."""
-    from hf_ess.adapters import mamba, softmax  # noqa: F401  (importing a family registers it)
+    from hf_ess.adapters import delta, mamba, mamba2, softmax  # noqa: F401  (importing a family registers it)
 
     return list(_ADAPTERS.values())
