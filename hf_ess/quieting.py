@@ -24,23 +24,23 @@ def quiet() -> Iterator[None]:
     verbosity, bars = voice.get_verbosity(), voice.is_progress_bar_enabled()
     hub_bars = not are_progress_bars_disabled()
     levels = {name: logging.getLogger(name).level for name in ("huggingface_hub", "accelerate")}
-    try:
-        voice.set_verbosity(logging.CRITICAL)
-        voice.disable_progress_bar()  # the Hub's bars too
-        for name in levels:
-            logging.getLogger(name).setLevel(logging.CRITICAL)
-        if hub_bars and sys.stderr is not None and sys.stderr.isatty():
-            enable_progress_bars()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            voice.set_verbosity(logging.CRITICAL)
+            voice.disable_progress_bar()  # the Hub's bars too
+            for name in levels:
+                logging.getLogger(name).setLevel(logging.CRITICAL)
+            if hub_bars and sys.stderr is not None and sys.stderr.isatty():
+                enable_progress_bars()
             yield
-    finally:
-        voice.set_verbosity(verbosity)
-        if bars:
-            voice.enable_progress_bar()
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
-        if hub_bars:
-            enable_progress_bars()
-        else:
-            disable_progress_bars()
+        finally:
+            voice.set_verbosity(verbosity)
+            if bars:
+                voice.enable_progress_bar()
+            for name, level in levels.items():
+                logging.getLogger(name).setLevel(level)
+            if hub_bars:
+                enable_progress_bars()
+            else:
+                disable_progress_bars()

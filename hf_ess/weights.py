@@ -6,11 +6,13 @@ error, and so are tensors of another shape. Tensors that the configuration has n
 
 from __future__ import annotations
 
+import io
 import logging
 import pickle
 import re
 import tempfile
 from collections import Counter
+from contextlib import nullcontext, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,8 +93,10 @@ def _from_pretrained(request: Request, files: list[Path], format: dict[str, Any]
         offload = tempfile.TemporaryDirectory(prefix="hf-ess-offload-")
         where = {**where, "device_map": request.device_map, "offload_folder": offload.name}
     report = _Report()
+    # The GGUF reader draws a progress bar that none of the usual switches turns off.
+    hush = redirect_stderr(io.StringIO()) if source.gguf is not None else nullcontext()
     try:
-        with report:
+        with report, hush:
             model, info = auto_class(request.config).from_pretrained(
                 location,
                 config=request.config,
