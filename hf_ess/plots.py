@@ -72,7 +72,9 @@ def draw(
     view = View(result, prompt)
     if kind == "utilisation":
         if metric not in ("tolerance", "utilisation") or reduction != "mean":
-            raise BadInput('the plot "utilisation" shows the mean of ESS / TSS; metric= and reduction= do not go with it')
+            raise BadInput(
+                'the plot "utilisation" shows the mean of ESS / TSS; metric= and reduction= do not go with it'
+            )
         metric = "utilisation"
     one = tolerance is not None or ax is not None or kind == "heatmap"
     tolerances = [view.chosen(metric, tolerance)] if one else view.tolerances(metric)

@@ -122,7 +122,9 @@ class View:
         """Raises BadInput where the result does not keep this reduction of the metric."""
         kept = self._distinct("reduction", metric)
         if reduction not in kept and self.measured:
-            raise BadInput(f"this result keeps no reduction {reduction!r} of {metric}; it has {', '.join(sorted(kept))}")
+            raise BadInput(
+                f"this result keeps no reduction {reduction!r} of {metric}; it has {', '.join(sorted(kept))}"
+            )
 
     def curves(self, metric: str, tolerance: float | None, reduction: str) -> dict[Mixer, Curve]:
         """One curve per mixer, all NaN where nothing was measured."""

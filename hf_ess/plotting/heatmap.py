@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colorbar import Colorbar
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 
 from hf_ess.plotting import fonts, labels, style
 from hf_ess.plotting.data import Mixer, View
@@ -86,10 +88,11 @@ def on_axes(ax: Axes, heat: Heatmap) -> Figure:
     return ax.figure.figure
 
 
-def _draw(ax: Axes, heat: Heatmap) -> dict[str, object]:
+def _draw(ax: Axes, heat: Heatmap) -> dict[str, AxesImage]:
     """An image per family over the same axes; what has no value shows the hatched ground."""
     view, curves = heat.view, heat.curves()
-    n, images = len(view.mixers), {}
+    n = len(view.mixers)
+    images: dict[str, AxesImage] = {}
     matrix = np.array([curves[m] for m in view.mixers]).reshape(n, view.length - 1)
     families = list(dict.fromkeys(m.family for m in view.mixers))
     maps = MAPS if len(families) == 1 else BOTH
@@ -135,20 +138,20 @@ def letters(view: View) -> dict[str, str]:
     return out
 
 
-def _bar(fig: Figure, image: object, cax: Axes, heat: Heatmap, family: str) -> None:
+def _bar(fig: Figure, image: AxesImage, cax: Axes, heat: Heatmap, family: str) -> None:
     _label_bar(fig.colorbar(image, cax=cax), heat, family)
 
 
-def _label_bar(bar: object, heat: Heatmap, family: str) -> None:
-    bar.outline.set_visible(False)  # type: ignore[attr-defined]
-    style.style(bar.ax)  # type: ignore[attr-defined]
-    bar.ax.grid(False)  # type: ignore[attr-defined]
-    bar.ax.tick_params(length=2, labelsize=8.5)  # type: ignore[attr-defined]
-    for spine in bar.ax.spines.values():  # type: ignore[attr-defined]
+def _label_bar(bar: Colorbar, heat: Heatmap, family: str) -> None:
+    bar.outline.set_visible(False)
+    style.style(bar.ax)
+    bar.ax.grid(False)
+    bar.ax.tick_params(length=2, labelsize=8.5)
+    for spine in bar.ax.spines.values():
         spine.set_visible(False)
     name = heat.quantity
-    style.label(bar.ax, y=family or name)  # type: ignore[attr-defined]
-    bar.ax.yaxis.set_label_position("right")  # type: ignore[attr-defined]
+    style.label(bar.ax, y=family or name)
+    bar.ax.yaxis.set_label_position("right")
 
 
 def _caption(heat: Heatmap) -> str:
@@ -156,6 +159,6 @@ def _caption(heat: Heatmap) -> str:
     named = [f"{short} = {fonts.literal(kind)}" for kind, short in letters(view).items()]
     words = f"Rows: layers ({', '.join(named)}), the first on top. "
     if heat.metric in ("tolerance", "entropy"):
-        words += "Every row fades towards both ends because H_i has i columns and L−i rows. "
-    words += "Marks on the upper edge: delimiters." if view.delimiters else ""
+        words += "They fade towards both ends because H_i has i columns and L−i rows. "
+    words += "Marks on top: delimiters." if view.delimiters else ""
     return words.strip() + style.missing_note(view)

@@ -69,7 +69,11 @@ def tolerance(value: float) -> str:
     """A tolerance as it is typed: 1e-3, 2.5e-3, 0.5."""
     mantissa, _, exponent = f"{value:.6e}".partition("e")
     mantissa = mantissa.rstrip("0").rstrip(".")
-    return f"{value:g}" if int(exponent) == 0 or (int(exponent) == -1 and mantissa != "1") else f"{mantissa}e{int(exponent)}"
+    return (
+        f"{value:g}"
+        if int(exponent) == 0 or (int(exponent) == -1 and mantissa != "1")
+        else f"{mantissa}e{int(exponent)}"
+    )
 
 
 def count(n: int, word: str) -> str:

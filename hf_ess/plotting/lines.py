@@ -73,8 +73,12 @@ class Lines:
         """One column per family: attention and recurrences live on different scales."""
         if self.together:
             return [("", self.mixers)]
-        families = list(dict.fromkeys(m.family for m in self.mixers)) or [""]
-        return [(f, [m for m in self.mixers if m.family == f]) for f in families]
+        return [(f, [m for m in self.mixers if m.family == f]) for f in self.families or [""]]
+
+    @property
+    def families(self) -> list[str]:
+        """ "attention", "recurrent": those that are drawn, in order."""
+        return list(dict.fromkeys(m.family for m in self.mixers))
 
     @property
     def single(self) -> bool:
@@ -125,7 +129,11 @@ def on_axes(ax: Axes, lines: Lines) -> Figure:
         panel_of(ax, lines, lines.tolerances[0], mixers, dashes=FAMILY_DASHES.get(family, "-"))
     width = ax.get_window_extent().width / ax.figure.dpi
     with_tokens = style.position_axis(ax, lines.view, width)
-    style.label(ax, style.position_label(with_tokens), labels.quantity(lines.metric, lines.reduction, lines.view.unit(lines.mixers)))
+    style.label(
+        ax,
+        style.position_label(with_tokens),
+        labels.quantity(lines.metric, lines.reduction, lines.view.unit(lines.mixers)),
+    )
     style.heading(ax, f"{style.model_name(lines.view)}  {style.tolerance_heading(lines.view, lines.tolerances[0])}")
     handles = [*_handles(lines), *style.delimiter_handles(lines.view)]
     legend = ax.legend(handles=handles, fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
@@ -251,7 +259,15 @@ def _note(ax: Axes, height: float, words: str) -> None:
     """Small print in the middle of a panel, readable over lines."""
     ground = {"facecolor": "white", "edgecolor": "none", "pad": 2.0, "alpha": 0.85}
     ax.text(
-        0.5, height, words, transform=ax.transAxes, ha="center", va="center", fontsize=8.5, color=style.GREY, bbox=ground
+        0.5,
+        height,
+        words,
+        transform=ax.transAxes,
+        ha="center",
+        va="center",
+        fontsize=8.5,
+        color=style.GREY,
+        bbox=ground,
     )
 
 
@@ -307,17 +323,24 @@ def _column_title(mixers: list[Mixer]) -> str:
 
 
 def _caption(lines: Lines) -> str:
-    words = "ESS at i counts the singular values of H_i = T[i:, :i] that reach the tolerance: how many independent things "
-    words += "about the tokens before i still matter from token i on."
-    if lines.metric == "entropy":
-        words = "Entropy-ESS at i is the exponential of the entropy of the normalised singular values of H_i = T[i:, :i]; "
-        words += "gaps: the largest of them is below the gate."
-    elif lines.metric != "tolerance":
+    if lines.metric == "tolerance":
+        words = (
+            "ESS at i counts the singular values of H_i = T[i:, :i] that reach the tolerance: "
+            "how many independent things about the tokens before i still matter from token i on."
+        )
+    elif lines.metric == "entropy":
+        words = (
+            "Entropy-ESS at i is the exponential of the entropy of the normalised singular values of "
+            "H_i = T[i:, :i]; gaps: the largest of them is below the gate."
+        )
+    else:
         words = "H_i = T[i:, :i] maps the tokens before i to the outputs from token i on."
     if lines.metric in LIMITED:
-        words += " Dashed: the most it can be there, min(TSS, i, L−i), for a text of L tokens. Dotted: TSS, the size of the memory"
-        families = {m.family for m in lines.mixers}
-        words += " (attention: all tokens before i, or its window)." if "attention" in families else "."
+        attention = " (attention: all tokens before i, or its window)" if "attention" in lines.families else ""
+        words += (
+            " Dashed: the most it can be there, min(TSS, i, L−i), for a text of L tokens. "
+            f"Dotted: TSS, the size of the memory{attention}."
+        )
     return words + style.missing_note(lines.view)
 
 

@@ -19,6 +19,7 @@ from matplotlib.transforms import offset_copy
 from hf_ess.plotting import fonts, labels
 from hf_ess.plotting.data import View
 
+LITERAL: dict[str, Any] = {"parse_math": False, "usetex": False}  # "$" is a dollar, whatever rcParams say
 WIDTH = 10.0  # inches; 1,000 pixels at 100 dpi, so that 9 point text stays legible in a README
 INK, GREY, PALE = "#1a1a1a", "#5c5c5c", "#d9d9d9"
 EDGE, FAINT = "#404040", "#7d7d7d"  # bound, TSS
@@ -33,9 +34,9 @@ MARKS = (
     ("#56b4e9", "P"),
     ("#000000", "X"),
 )
+CAPTION = 155  # characters of 8.5 points in a line
 MOST_HAIRLINES = 40
 MOST_MARKS = 200  # of one name: more would run together into a line
-MOST_NAMES = len(MARKS)
 
 
 class Picture(Figure):
@@ -80,8 +81,8 @@ class Frame:
     def text(self, x: float, top: float, text: str, size: float, **options: Any) -> None:
         """Literal text whose upper left corner lies x from the left edge and top from the upper edge, in inches."""
         w, h = self.fig.get_size_inches()
-        options = {"color": INK, "va": "top", "fontfamily": fonts.families(), "parse_math": False, **options}
-        self.fig.text(x / w, (h - top) / h, text, fontsize=size, usetex=False, **options)
+        options = {"color": INK, "va": "top", "fontfamily": fonts.families(), **LITERAL, **options}
+        self.fig.text(x / w, (h - top) / h, text, fontsize=size, **options)
 
     def title(self, title: str, subtitle: str) -> None:
         """Two lines at the top, 0.75 inches."""
@@ -116,12 +117,12 @@ class Frame:
 
 
 def _wrapped(text: str) -> str:
-    return "\n".join(textwrap.wrap(text, 142))
+    return "\n".join(textwrap.wrap(text, CAPTION))
 
 
 def caption_height(text: str) -> float:
     """Inches that a caption takes."""
-    return 0.12 + 0.165 * len(textwrap.wrap(text, 142))
+    return 0.12 + 0.165 * len(textwrap.wrap(text, CAPTION))
 
 
 def style(ax: Axes) -> Axes:
@@ -142,12 +143,17 @@ def style(ax: Axes) -> Axes:
 def literal(texts: list[Any]) -> None:
     """Makes texts literal ("$" is a dollar) and gives them fonts for more scripts."""
     for text in texts:
-        text.set(usetex=False, parse_math=False, fontfamily=fonts.families(), color=INK)
+        text.set(**LITERAL, fontfamily=fonts.families(), color=INK)
 
 
 def label(ax: Axes, x: str | None = None, y: str | None = None) -> None:
     """Axis labels, literal."""
-    options = {"fontsize": 9.5, "color": INK, "parse_math": False, "usetex": False, "fontfamily": fonts.families()}
+    options: dict[str, Any] = {
+        "fontsize": 9.5,
+        "color": INK,
+        **LITERAL,
+        "fontfamily": fonts.families(),
+    }
     if x is not None:
         ax.set_xlabel(x, labelpad=4, **options)
     if y is not None:
@@ -156,7 +162,12 @@ def label(ax: Axes, x: str | None = None, y: str | None = None) -> None:
 
 def heading(ax: Axes, left: str, right: str = "") -> None:
     """The heading of one panel, above the delimiter marks."""
-    options = {"pad": 9, "fontsize": 10, "parse_math": False, "usetex": False, "fontfamily": fonts.families()}
+    options: dict[str, Any] = {
+        "pad": 9,
+        "fontsize": 10,
+        **LITERAL,
+        "fontfamily": fonts.families(),
+    }
     ax.set_title(left, loc="left", color=INK, weight="bold", **options)
     ax.set_title(right, loc="right", color=GREY, **{**options, "fontsize": 9})
 
@@ -176,7 +187,9 @@ def position_axis(ax: Axes, view: View, width: float) -> bool:
         literal(ax.get_xticklabels())
         ax.tick_params(axis="x", length=2)
         return True
-    ax.xaxis.set_major_locator(MaxNLocator(min(10, max(2, int(width * 1.6))), integer=True, min_n_ticks=1))
+    ax.xaxis.set_major_locator(
+        MaxNLocator(min(10, max(2, int(width * 1.6))), steps=[1, 2, 2.5, 5, 10], integer=True, min_n_ticks=1)
+    )
     return False
 
 
@@ -191,21 +204,25 @@ def position_label(with_tokens: bool) -> str:
     return "token i: the cut lies before it" if with_tokens else "position i: the cut lies before token i"
 
 
-def delimiter_names(view: View) -> list[str]:
-    """Names that get a mark of their own, most telling first: special tokens, then the rarest."""
-    order = sorted(view.delimiters, key=lambda name: (len(name) < 2 or not name.isalnum(), len(view.delimiters[name])))
-    return order[:MOST_NAMES]
+def delimiter_marks(view: View) -> list[tuple[str, str, str]]:
+    """(name, colour, marker) of the delimiters that occur: the same in all figures of results with the same names."""
+    asked = [str(name) for name in view.result.summary["options"].get("delimiters") or []]
+    asked = list(dict.fromkeys([*asked, *view.delimiters]))
+    if len(asked) > len(MARKS):
+        asked = sorted(view.delimiters, key=lambda name: (name != "eos", len(view.delimiters[name])))
+    return [(name, *mark) for name, mark in zip(asked, MARKS) if name in view.delimiters]
 
 
 def mark_delimiters(ax: Axes, view: View, hairlines: bool = True) -> None:
     """Marks on the top edge at every delimiter; thin lines down the panel for the names that are rare enough."""
     left = MOST_HAIRLINES
-    above = offset_copy(ax.get_xaxis_transform(), fig=ax.figure, y=4.5, units="points")
-    for (color, marker), name in zip(MARKS, delimiter_names(view)):
+    above = offset_copy(ax.get_xaxis_transform(), fig=ax.figure.figure, y=4.5, units="points")
+    rarest_first = sorted(delimiter_marks(view), key=lambda m: (m[0] != "eos", len(view.delimiters[m[0]])))
+    for rank, (name, color, marker) in enumerate(rarest_first):
         places = [p for p in view.delimiters[name] if p >= 1]
         if len(places) > MOST_MARKS:
             continue
-        size = 4.5 if len(places) <= 60 else 2.4
+        size = (5.5 if name == "eos" else 4.5) if len(places) <= 60 else 2.4
         ax.plot(
             places,
             np.ones(len(places)),
@@ -215,12 +232,12 @@ def mark_delimiters(ax: Axes, view: View, hairlines: bool = True) -> None:
             markeredgewidth=0,
             transform=above,
             clip_on=False,
-            zorder=5,
+            zorder=6 - 0.1 * rank,
         )
         if hairlines and len(places) <= left:
             left -= len(places)
             for place in places:
-                ax.axvline(place, color=color, linewidth=0.9, alpha=0.5 if name == "eos" else 0.3, zorder=0.8)
+                ax.axvline(place, color=color, linewidth=0.9, alpha=0.55 if name == "eos" else 0.28, zorder=0.8)
 
 
 def delimiter_handles(view: View) -> list[Line2D]:
@@ -236,7 +253,7 @@ def delimiter_handles(view: View) -> list[Line2D]:
             linewidth=0,
             label=f"{fonts.literal(labels.shortened(name, 20))} × {_how_often(len(view.delimiters[name]))}",
         )
-        for (color, marker), name in zip(MARKS, delimiter_names(view))
+        for name, color, marker in delimiter_marks(view)
     ]
 
 
@@ -263,7 +280,7 @@ def model_name(view: View) -> str:
 
 def text_start(view: View, most: int) -> str:
     """The beginning of the text in quotes, or nothing where the tokens have no text."""
-    text = fonts.literal("".join(view.texts[: most + 1]).strip())
+    text = fonts.literal("".join(view.texts[: most + 1]).strip(" \n\t\"'“”‘’"))
     return f"“{labels.shortened(text, most)}”" if text else ""
 
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from hf_ess.plotting import fonts, labels, style
+from hf_ess.plotting import fonts, style
 from hf_ess.plotting.data import View
 
 KIND_MARKERS = ("o", "s", "D", "^", "v", "P", "X")
@@ -64,7 +64,9 @@ def on_axes(ax: Axes, used: Utilisation) -> Figure:
     _draw(ax, used, ax.get_window_extent().width / ax.figure.dpi)
     style.heading(ax, style.model_name(used.view))
     tolerance, dash, kind = _handles(used)
-    legend = ax.legend(handles=[*tolerance, dash, *kind], fontsize=8, frameon=False, bbox_to_anchor=(1.0, 1.0), loc="upper left")
+    legend = ax.legend(
+        handles=[*tolerance, dash, *kind], fontsize=8, frameon=False, bbox_to_anchor=(1.0, 1.0), loc="upper left"
+    )
     style.literal(legend.get_texts())
     return ax.figure.figure
 
@@ -86,10 +88,14 @@ def _draw(ax: Axes, used: Utilisation, width: float) -> None:
             shown = np.where(mine, values, np.nan)
             # neighbours of the same kind are joined: the eye follows the depth
             ax.plot(x, shown, "-", color=colour, linewidth=0.9, alpha=0.6, zorder=2)
-            ax.plot(x, shown, marker, color=colour, markersize=size, markeredgecolor="white", markeredgewidth=0.7, zorder=3)
+            ax.plot(
+                x, shown, marker, color=colour, markersize=size, markeredgecolor="white", markeredgewidth=0.7, zorder=3
+            )
     for k, mixer in enumerate(view.mixers):
         if mixer.status != "verified":
-            ax.axvspan(k - 0.5, k + 0.5, facecolor="#f2f2f2", edgecolor="#b5b5b5", hatch="////", linewidth=0, zorder=0.9)
+            ax.axvspan(
+                k - 0.5, k + 0.5, facecolor="#f2f2f2", edgecolor="#b5b5b5", hatch="////", linewidth=0, zorder=0.9
+            )
     peak = max((float(np.nanmax(v)) for v in top if np.isfinite(v).any()), default=0.0)
     ax.set_xlim(-0.6, n - 0.4)
     ax.set_ylim(0, min(1.04, peak * 1.12) if peak > 0 else 1.0)
@@ -110,7 +116,12 @@ def _handles(used: Utilisation) -> tuple[list[Line2D], Line2D, list[Line2D]]:
         for kind, marker in _markers(used.view).items()
     ]
     dash = Line2D(
-        [], [], color=style.EDGE, linewidth=1.3, linestyle=(0, (3, 1.5)), label="bound / TSS: the most this text leaves room for"
+        [],
+        [],
+        color=style.EDGE,
+        linewidth=1.3,
+        linestyle=(0, (3, 1.5)),
+        label="bound / TSS: the most this text leaves room for",
     )
     return first, dash, second
 
@@ -135,6 +146,9 @@ def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
 
 
 def _caption(used: Utilisation) -> str:
-    words = "Utilisation: ESS / TSS, mean over heads or channels and over the text. TSS is the size of the memory: the state of a "
-    words += "recurrence, the tokens before i (or in the window) for attention. Dashes: what min(TSS, i, L−i) allows at most."
+    words = (
+        "Utilisation: ESS / TSS, mean over heads or channels and over the text. TSS is the size of the memory: "
+        "the state of a recurrence, the tokens before i (or in the window) for attention. "
+        "Dashes: what min(TSS, i, L−i) allows at most."
+    )
     return words + style.missing_note(used.view)
