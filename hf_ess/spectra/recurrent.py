@@ -1,23 +1,21 @@
 """Singular values of every H_i = T[i:, :i] of recurrent operators, T never formed: O(L n^3) per operator.
 
-The memory is bounded by taking the operators in blocks.  Every value comes with the size of its rounding error, so
-that a count is exact or marked unresolved.
+Memory is bounded by taking the operators in blocks, and every count is exact or marked unresolved.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from hf_ess.errors import NonFiniteOperator
-from hf_ess.operators import RecurrentOperator, StateSpaceOperator
-from hf_ess.spectra import recurrent_gramians
+from hf_ess.operators import StateSpaceOperator
+from hf_ess.spectra import recurrent_factors, recurrent_gramians
 from hf_ess.spectra.metrics import TIE, tolerance_ess
+from hf_ess.spectra.recurrent_scaling import Scaled, require_finite, scaled, size
 
-MEMORY = 2**28  # bytes that a block of operators may take, everything included
+MEMORY = 2**28  # bytes for a block of operators, everything included
 EPS = torch.finfo(torch.float64).eps
 
 
@@ -29,7 +27,7 @@ def spectrum(
     Args:
         op: the operators.
         positions: cuts i in 1 .. L-1, in any order; default all.
-        memory: bytes that a block may take.
+        memory: bytes for a block; what a single operator needs is taken in any case.
 
     Yields:
         The range of operators and sigma (operator, position, n), float64, descending; exactly 0 beyond
@@ -41,8 +39,24 @@ def spectrum(
     """
     cuts, back = _cuts(op, positions)
     for part, some in op.blocks(_block_size(op, len(cuts), memory)):
-        sigma = _singular_values(_scaled(some), cuts)
+        sigma = _singular_values(scaled(some, part.start), cuts, memory, part.start)
         yield part, sigma if back is None else sigma[:, back]
+
+
+def tolerance_counts(op: StateSpaceOperator, tolerances: Sequence[float] | Tensor) -> tuple[Tensor, Tensor]:
+    """Tolerance-ESS at every cut (arXiv 2504.19561, eq. 3), and whether it is certain: see counts.
+
+    Args:
+        op: the operators.
+        tolerances: absolute, > 0; (tolerance,) or (tolerance, operator).
+
+    Raises:
+        NonFiniteOperator: NaN or Inf in the operators, or states that overflow float64.
+        ValueError: tolerances of another shape, or not positive.
+    """
+    tol = _tolerances(tolerances, op.count)
+    parts = [counts(op[part], sigma, tol[:, part]) for part, sigma in spectrum(op)]
+    return torch.cat([number for number, _ in parts], 1), torch.cat([sure for _, sure in parts], 1)
 
 
 def counts(op: StateSpaceOperator, sigma: Tensor, tolerances: Sequence[float] | Tensor) -> tuple[Tensor, Tensor]:
@@ -55,79 +69,73 @@ def counts(op: StateSpaceOperator, sigma: Tensor, tolerances: Sequence[float] | 
 
     Returns:
         counts: (tolerance, operator, L-1) int64; number of singular values >= tolerance (1 - TIE).
-        resolved: the same shape, bool; False where a singular value is as close to the tolerance as its
-            rounding error.
+        resolved: the same shape, bool; False where a singular value is as close to the tolerance as its rounding
+            error may be.  Operators with counts in doubt that came from Gramians are done again from factors.
+
+    Raises:
+        ValueError: tolerances of another shape, or not positive.
     """
-    tol = torch.as_tensor(tolerances, dtype=torch.float64, device=sigma.device)
-    tol = tol[:, None] if tol.dim() == 1 else tol
+    tol = _tolerances(tolerances, op.count).to(sigma.device)
     number = tolerance_ess(sigma, tol)
-    tol = tol[:, :, None, None] * (1 - TIE)
-    error = resolution(op)[..., None]
-    # The values beyond min(i, L-i, n) are 0 by structure, not by computation: they cannot be in doubt.
-    real = torch.arange(sigma.shape[-1], device=sigma.device) < _rank_bound(op)[:, None]
-    doubtful = ((sigma - tol).abs() <= error) & real
-    return number, ~doubtful.any(-1)
-
-
-def tolerance_counts(op: StateSpaceOperator, tolerances: Sequence[float] | Tensor) -> tuple[Tensor, Tensor]:
-    """Tolerance-ESS at every cut, and whether it is certain: see counts.
-
-    Args:
-        op: the operators.
-        tolerances: absolute, > 0; (tolerance,) or (tolerance, operator).
-    """
-    tol = torch.as_tensor(tolerances, dtype=torch.float64)
-    tol = tol[:, None].expand(-1, op.count) if tol.dim() == 1 else tol
-    parts = [counts(op[part], sigma, tol[:, part].to(sigma.device)) for part, sigma in spectrum(op)]
-    return torch.cat([x for x, _ in parts], 1), torch.cat([x for _, x in parts], 1)
+    doubtful = _doubtful(op, sigma, tol, _sizes(op), by_factors(op))
+    if not by_factors(op):
+        for k in doubtful.any(2).any(0).nonzero()[:, 0].tolist():
+            one = slice(k, k + 1)
+            x, t = scaled(op[one]).cpu(), tol[:, one].cpu()
+            exact = _singular_values(x, list(range(1, op.length)), MEMORY, k)
+            number[:, one] = tolerance_ess(exact, t).to(number.device)
+            doubtful[:, one] = _doubtful(x.op, exact, t, size(x), True).to(number.device)
+    return number, ~doubtful
 
 
 def resolution(op: StateSpaceOperator) -> Tensor:
-    """Largest rounding error that a singular value of H_i can have, (operator, L-1), absolute.
+    """Largest rounding error that the singular values of H_i can have, (operator, L-1), absolute.
 
-    sqrt(32 n EPS sum_k P_kk Q_kk): the sum bounds ||H_i||_F^2 before any cancellation between states.
+    With factors (on the CPU) it is r s, with r = (16 + n + L) EPS and s = sum_k sqrt(P_kk Q_kk), which bounds
+    ||H_i||_F before any cancellation between states: about 1e-13 sigma_1.  With Gramians (other devices) the squares
+    are wrong by r s^2, so that it is sqrt(r) s, about 1e-6 sigma_1.
     """
-    parts = []
-    for _, block in op.blocks(max(1, 2**24 // (op.length * op.state))):
-        x = _scaled(block)
-        p, q = _diagonals(x.op)
-        parts.append(torch.sqrt(32 * x.op.state * EPS * (p * q).sum(-1)) * x.scale[:, None] + 1e-140 * x.scale[:, None])
-    return torch.cat(parts)
+    r = _relative_error(op)
+    return _sizes(op) * (r if by_factors(op) else r**0.5)
 
 
-@dataclass
-class _Scaled:
-    """An operator whose b and c are of order 1, so that no square under- or overflows, and T = scale T'."""
-
-    op: RecurrentOperator
-    scale: Tensor  # (operator,)
+def by_factors(op: StateSpaceOperator) -> bool:
+    """Whether spectrum uses square-root factors (on the CPU) or Gramians (elsewhere, where small QRs are slow)."""
+    return op.device.type == "cpu"
 
 
-def _scaled(op: StateSpaceOperator) -> _Scaled:
-    op = op.recurrent()
-    parts = [x for x in (op.a, op.b, op.c, *(op.rank_one or ())) if x is not None]
-    finite = torch.stack([x.isfinite().all((1, 2)).expand(op.count) for x in parts]).all(0)
-    if not finite.all():
-        bad = (~finite).nonzero()[:, 0].tolist()
-        raise NonFiniteOperator(f"{len(bad)} of {op.count} operators hold NaN or Inf, the first is number {bad[0]}")
-    b, up = _unit(op.b)
-    c, down = _unit(op.c)
-    out = RecurrentOperator(op.a, b, c, op.rank_one, op.multiplicity)
-    out._count = op.count
-    return _Scaled(out, (up * down).expand(op.count))
+def _relative_error(op: StateSpaceOperator) -> float:
+    """A bound with room to spare: the largest error found was 12 EPS s at n = 128, 5 EPS s at L = 4096."""
+    return (16 + op.state + op.length) * EPS
 
 
-def _unit(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x divided by a power of two per operator (exact), and that power."""
-    exponent = torch.frexp(x.abs().amax((1, 2))).exponent.clamp(-1000, 1000)
-    one = torch.ones_like(x[:, 0, 0])
-    return torch.ldexp(x, -exponent[:, None, None]), torch.ldexp(one, exponent)
+def _sizes(op: StateSpaceOperator) -> Tensor:
+    block = max(1, MEMORY // (8 * 6 * op.length * op.state + 8 * 4 * op.state**2))
+    return torch.cat([size(scaled(some, part.start)) for part, some in op.blocks(block)])
 
 
-def _singular_values(x: _Scaled, cuts: Sequence[int]) -> Tensor:
-    sigma = recurrent_gramians.singular_values(x.op, cuts) * x.scale[:, None, None]
+def _doubtful(op: StateSpaceOperator, sigma: Tensor, tol: Tensor, s: Tensor, factors: bool) -> Tensor:
+    """Where a singular value is within its error of the tolerance, (tolerance, operator, L-1)."""
+    tol = tol[:, :, None] * (1 - TIE)
+    r = _relative_error(op)
+    # What is wrong by r s^2 in the square is wrong by at most r s^2 / tol within that distance of tol.
+    error = r * s if factors else torch.minimum(r**0.5 * s, r * s * s / tol)
+    close = (sigma - tol[..., None]).abs() <= error[..., None]
+    # Values beyond min(i, L-i, n) are 0 by structure and not by computation: no doubt about them.
+    return (close & (torch.arange(op.state, device=sigma.device) < _rank_bound(op)[:, None])).any(-1)
+
+
+def _singular_values(x: Scaled, cuts: Sequence[int], memory: int, first: int) -> Tensor:
+    if not cuts:
+        return x.scale.new_zeros(x.op.count, 0, x.op.state)
+    if by_factors(x.op):
+        sigma = recurrent_factors.singular_values(x.op, cuts, memory // 4)
+    else:
+        sigma = recurrent_gramians.singular_values(x.op, cuts)
+    sigma = sigma * x.scale[:, None, None]
+    require_finite(sigma.isfinite().all(2).all(1), first, "overflow float64: their states grow without bound")
     rank = _rank_bound(x.op)[torch.tensor(cuts, device=sigma.device) - 1]
-    return sigma.masked_fill_(torch.arange(sigma.shape[-1], device=sigma.device) >= rank[:, None], 0.0)
+    return sigma.masked_fill_(torch.arange(x.op.state, device=sigma.device) >= rank[:, None], 0.0)
 
 
 def _rank_bound(op: StateSpaceOperator) -> Tensor:
@@ -136,11 +144,13 @@ def _rank_bound(op: StateSpaceOperator) -> Tensor:
     return torch.minimum(i, op.length - i).clamp_max(op.state)
 
 
-def _diagonals(op: RecurrentOperator) -> tuple[Tensor, Tensor]:
-    """P_kk and Q_kk at every cut, (operator, L-1, n) each."""
-    cuts = range(1, op.length)
-    P, Q = recurrent_gramians._forward(op, cuts), recurrent_gramians._backward(op, cuts)
-    return P.diagonal(dim1=-2, dim2=-1), Q.diagonal(dim1=-2, dim2=-1)
+def _tolerances(tolerances: Sequence[float] | Tensor, count: int) -> Tensor:
+    """(tolerance, operator)."""
+    tol = torch.as_tensor(tolerances, dtype=torch.float64)
+    tol = tol[:, None].expand(-1, count) if tol.dim() == 1 else tol
+    if tol.dim() != 2 or tol.shape[1] != count or not (tol > 0).all() or not tol.isfinite().all():
+        raise ValueError(f"expected tolerances > 0, (K,) or (K, {count}), got shape {tuple(tol.shape)}")
+    return tol
 
 
 def _cuts(op: StateSpaceOperator, positions: Sequence[int] | None) -> tuple[list[int], Tensor | None]:
@@ -152,9 +162,13 @@ def _cuts(op: StateSpaceOperator, positions: Sequence[int] | None) -> tuple[list
         if not 0 < i < op.length:
             raise ValueError(f"position {i} is not one of the cuts 1 .. {op.length - 1}")
     cuts = sorted(set(wanted))
-    return cuts, torch.tensor([cuts.index(i) for i in wanted])
+    place = {i: k for k, i in enumerate(cuts)}
+    return cuts, torch.tensor([place[i] for i in wanted], dtype=torch.int64)
 
 
 def _block_size(op: StateSpaceOperator, cuts: int, memory: int) -> int:
-    n = op.state
-    return max(1, memory // (8 * (6 * cuts * n * n + 6 * op.length * n)))
+    """Operators whose maps (as given, scaled, lanes last), spectra and Gramians fit in 3/4 of memory."""
+    maps, spectra = 9 * op.length * op.state, 3 * cuts * op.state
+    if not by_factors(op):
+        spectra += 6 * min(cuts, recurrent_gramians.CUTS) * op.state**2
+    return max(1, 3 * memory // 4 // (8 * (maps + spectra)))

@@ -1,0 +1,131 @@
+"""Recurrences brought to order 1, and what their rounding errors are relative to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hf_ess.errors import NonFiniteOperator
+from hf_ess.operators import RecurrentOperator, StateSpaceOperator
+
+UNDERFLOW = 1e-140  # in units of the scale: squares of what is smaller may underflow
+
+
+@dataclass
+class Scaled:
+    """T = scale T', with b and c of T' at most 1 and of order 1 in every state: squares neither over- nor underflow.
+
+    Attributes:
+        op: T'.
+        scale: (operator,), powers of two, so that nothing was rounded.
+    """
+
+    op: RecurrentOperator
+    scale: Tensor
+
+    def cpu(self) -> Scaled:
+        """The same on the CPU."""
+        a, b, c, p, q = (None if x is None else x.cpu() for x in _parts(self.op))
+        return Scaled(_operator(a, b, c, p, q), self.scale.cpu())
+
+    def __getitem__(self, operators: slice) -> Scaled:
+        return Scaled(self.op[operators], self.scale[operators])
+
+
+def scaled(operator: StateSpaceOperator, first: int = 0) -> Scaled:
+    """The operators spelled out, in units of their scale; first is the number of the first one, for messages.
+
+    Raises:
+        NonFiniteOperator: NaN or Inf.
+    """
+    op = operator.recurrent()
+    a, b, c, p, q = (None if x is None else x.detach() for x in _parts(op))
+    assert b is not None and c is not None
+    finite = torch.stack([x.isfinite().all(2).all(1).expand(op.count) for x in (a, b, c, p, q) if x is not None])
+    require_finite(finite.all(0), first, "hold NaN or Inf")
+    state = _exponent(b.abs().amax(1, keepdim=True))
+    size = _exponent(c.abs().amax(1, keepdim=True)) + state
+    whole = size.amax(2, keepdim=True)
+    if p is not None and q is not None:
+        p, q = torch.ldexp(p, -state), torch.ldexp(q, state)
+    unit = _operator(a, torch.ldexp(b, -state), torch.ldexp(c, state - whole), p, q)
+    scale = torch.ldexp(torch.ones_like(whole), whole)[:, 0, 0]
+    return Scaled(unit, scale.expand(op.count))
+
+
+def require_finite(finite: Tensor, first: int, what: str) -> None:
+    """NonFiniteOperator unless all of finite (operator,) are True; first is the number of the first operator."""
+    if not finite.all():
+        bad = (~finite).nonzero()[:, 0]
+        raise NonFiniteOperator(
+            f"{len(bad)} of {len(finite)} recurrences {what}, the first is number {first + int(bad[0])}"
+        )
+
+
+def size(x: Scaled) -> Tensor:
+    """What the rounding errors of H_i are relative to, (operator, L-1): sum_k sqrt(P_kk Q_kk).
+
+    It bounds ||H_i||_F before any cancellation between states.  A rank-one part of the transition can also cancel
+    what a state holds: then the norms before it count, for as long as the decay lets them.
+    """
+    if x.op.rank_one is None:
+        whole = _sum_over_states(x.op)
+    else:
+        whole = _norms(x.op, forward=True) * _norms(x.op, forward=False)
+    return x.scale[:, None] * whole.clamp_min(UNDERFLOW)
+
+
+def _sum_over_states(op: RecurrentOperator) -> Tensor:
+    left = op.b.new_zeros(op.count, op.length, op.state)  # sqrt(P_kk) at cut i
+    p = left[:, 0].clone()
+    q = p.clone()
+    for i in range(op.length - 1):
+        p = (p if op.a is None else p * op.a[:, i] ** 2) + op.b[:, i] ** 2
+        left[:, i + 1] = p.sqrt()
+    for i in range(op.length - 1, 0, -1):
+        q = q + op.c[:, i] ** 2
+        q = q if op.a is None else q * op.a[:, i] ** 2
+        left[:, i] *= q.sqrt()
+    return left[:, 1:].sum(2)
+
+
+def _norms(op: RecurrentOperator, forward: bool) -> Tensor:
+    """sqrt(tr P_i) or sqrt(tr Q_i), (operator, L-1), before cancellations."""
+    assert op.rank_one is not None
+    (p, q), v = (op.rank_one, op.b) if forward else (op.rank_one[::-1], op.c)
+    step = op.transition if forward else op.adjoint_transition
+    decay = op.b.new_ones(1, op.length) if op.a is None else op.a.abs().amax(2)
+    gramian = op.b.new_zeros(op.count, op.state, op.state)
+    norm = op.b.new_zeros(op.count)
+    norms = op.b.new_zeros(op.count, op.length + 1)
+    for i in range(op.length) if forward else range(op.length - 1, 0, -1):
+        new = v[:, i, :, None] * v[:, i, None]
+        gramian = gramian if forward else gramian + new
+        held = gramian.diagonal(dim1=1, dim2=2).sum(1).sqrt()
+        removed = (q[:, i, None] @ gramian @ q[:, i, :, None]).flatten().clamp_min(0).sqrt()
+        before = decay[:, i] * held + p[:, i].norm(dim=1) * removed
+        gramian = step(i, step(i, gramian).mT)
+        if forward:
+            gramian = gramian + new
+            before = before + v[:, i].norm(dim=1)
+        norm = torch.maximum(decay[:, i] * norm, before)
+        norms[:, i + 1 if forward else i] = norm
+    return norms[:, 1 : op.length]
+
+
+def _parts(op: RecurrentOperator) -> tuple[Tensor | None, ...]:
+    return (op.a, op.b, op.c, *(op.rank_one or (None, None)))
+
+
+def _operator(
+    a: Tensor | None, b: Tensor | None, c: Tensor | None, p: Tensor | None, q: Tensor | None
+) -> RecurrentOperator:
+    assert b is not None and c is not None
+    return RecurrentOperator(a, b, c, None if p is None or q is None else (p, q))
+
+
+def _exponent(x: Tensor) -> Tensor:
+    """e with x = m 2^e, 1/2 <= m < 1 (0 for x = 0), as float64, within what ldexp can undo."""
+    return torch.frexp(x).exponent.clamp(-1000, 1000).double()
