@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from hf_ess.errors import NonFiniteOperator
-from hf_ess.operators import DenseOperator, Operator, StateSpaceOperator
-from hf_ess.spectra import dense, metrics, recurrent
+from hf_ess.operators import ConvolutionOperator, DenseOperator, Operator, StateSpaceOperator
+from hf_ess.spectra import convolution, dense, metrics, recurrent
 
 _ROOM = 2**24  # numbers of T that one block of dense operators may hold: 128 MB in float64
 
@@ -61,8 +62,17 @@ def measure(
     operator = as_operator(operator)
     if not operator.is_finite():
         raise NonFiniteOperator("the operator is not finite: it holds NaN or Inf")
-    engine = _recurrent if isinstance(operator, StateSpaceOperator) else _dense
-    return engine(operator, list(tolerances), entropy, sigma_1, relative)
+    engine = _engine(operator)
+    if engine is None:
+        return _dense(operator, list(tolerances), entropy, sigma_1, relative)
+    return _by_spectra(engine, operator, list(tolerances), entropy, relative)
+
+
+def _engine(operator: Operator) -> ModuleType | None:
+    """Where the spectra of all cuts are cheap for operators of this form; None: T has to be formed."""
+    if isinstance(operator, StateSpaceOperator):
+        return recurrent
+    return convolution if isinstance(operator, ConvolutionOperator) else None
 
 
 def as_operator(operator: Operator | Tensor) -> Operator:
@@ -87,14 +97,14 @@ def _dense(
     return _joined(parts)
 
 
-def _recurrent(
-    operator: Operator, tolerances: list[float], entropy: bool, sigma_1: bool, relative: bool
+def _by_spectra(
+    engine: ModuleType, operator: Operator, tolerances: list[float], entropy: bool, relative: bool
 ) -> Measurement:
     parts = []
-    for where, sigma in recurrent.spectrum(operator):
+    for where, sigma in engine.spectrum(operator):
         top = sigma[..., 0]
         tol = absolute(tolerances, top if relative else None, sigma.shape[0])
-        counts, resolved = recurrent.counts(operator[where], sigma, tol.to(sigma.device))
+        counts, resolved = engine.counts(operator[where], sigma, tol.to(sigma.device))
         ess = metrics.entropy_ess(sigma) if entropy else None
         error = torch.zeros_like(ess) if ess is not None else None
         norm = metrics.frobenius(sigma)
@@ -177,8 +187,9 @@ def singular_values(op_or_T: Operator | Tensor, positions: Sequence[int]) -> lis
     if not operator.is_finite():
         raise NonFiniteOperator("the operator is not finite: it holds NaN or Inf")
     lead = _leading(op_or_T)
-    if isinstance(operator, StateSpaceOperator):
-        sigma = torch.cat([s for _, s in recurrent.spectrum(operator, positions)])
+    engine = _engine(operator)
+    if engine is not None:
+        sigma = torch.cat([s for _, s in engine.spectrum(operator, positions)])
         per_position = [sigma[:, k, : min(i, operator.length - i, sigma.shape[-1])] for k, i in enumerate(positions)]
     else:
         block = getattr(operator, "block", 1)
