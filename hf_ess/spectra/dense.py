@@ -12,27 +12,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hf_ess.errors import NonFiniteOperator
 from hf_ess.spectra import dense_counts, dense_entropy, dense_norms
 
 
 def _checked(T: Tensor, block: int) -> Tensor:
-    """The strict lower triangle in float64, a copy, known to be finite."""
+    """T, whose shape fits."""
     if T.dim() != 3 or T.shape[1] != T.shape[2]:
         raise ValueError(f"expected square matrices (B, L, L), got shape {tuple(T.shape)}")
     if block < 1 or T.shape[1] % block or T.shape[1] < 2 * block:
         raise ValueError(f"expected at least two whole blocks of {block}, got shape {tuple(T.shape)}")
-    lower = torch.tril(T.detach().double(), -1)
-    finite = lower.isfinite().all((1, 2)) if lower.numel() else lower.new_ones(0, dtype=torch.bool)
-    if not finite.all():
-        bad = (~finite).nonzero()[:, 0].tolist()
-        raise NonFiniteOperator(f"{len(bad)} of {T.shape[0]} operators are not finite, the first is number {bad[0]}")
-    return lower
+    return T.detach()
 
 
-def tolerance_counts(
-    T: Tensor, tolerances: Sequence[float] | Tensor, block: int = 1
-) -> tuple[Tensor, Tensor]:
+def tolerance_counts(T: Tensor, tolerances: Sequence[float] | Tensor, block: int = 1) -> tuple[Tensor, Tensor]:
     """Tolerance-ESS: the number of singular values >= tolerance of every H_i (arXiv 2504.19561, eq. 3 and C.1.1).
 
     Ties count: a singular value down to tolerance (1 - 1e-9) is taken for equal, because the SVD of exact ties comes
@@ -89,7 +81,7 @@ def singular_values(T: Tensor, positions: Sequence[int], block: int = 1) -> list
     Raises:
         NonFiniteOperator: NaN or Inf below the diagonal of T.
     """
-    T = _checked(T, block)
+    T = dense_norms.strictly_lower(_checked(T, block))
     return [dense_norms.svdvals(T[:, i * block :, : i * block]) for i in _cuts(positions, T, block)]
 
 
@@ -99,7 +91,7 @@ def frobenius(T: Tensor, block: int = 1) -> Tensor:
     Raises:
         NonFiniteOperator: NaN or Inf below the diagonal of T.
     """
-    return dense_norms.frobenius(_checked(T, block))[..., block - 1 :: block]
+    return dense_norms.frobenius(dense_norms.strictly_lower(_checked(T, block)))[..., block - 1 :: block]
 
 
 def largest(T: Tensor, positions: Sequence[int] | None = None, block: int = 1) -> Tensor:
@@ -108,7 +100,7 @@ def largest(T: Tensor, positions: Sequence[int] | None = None, block: int = 1) -
     Raises:
         NonFiniteOperator: NaN or Inf below the diagonal of T.
     """
-    T = _checked(T, block)
+    T = dense_norms.strictly_lower(_checked(T, block))
     cuts = range(1, T.shape[1] // block) if positions is None else _cuts(positions, T, block)
     return dense_norms.largest(T, [i * block for i in cuts])
 

@@ -1,43 +1,92 @@
-"""Singular values and norms of single H_i, safe at any scale."""
+"""Norms and singular values of single H_i = T[i:, :i], safe at any scale."""
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from hf_ess.errors import NonFiniteOperator
+
+
+@functools.cache
+def compiled_available() -> bool:
+    """Whether numba, the optional extra `fast`, is installed."""
+    return importlib.util.find_spec("numba") is not None
+
+
+def strictly_lower(T: Tensor) -> Tensor:
+    """What lies below the diagonal, float64, a copy.
+
+    Raises:
+        NonFiniteOperator: NaN or Inf there.
+    """
+    T = torch.tril(T.detach().double(), -1)
+    if not torch.linalg.vector_norm(T, torch.inf, dim=(1, 2)).isfinite().all():
+        raise NonFiniteOperator("the operator is not finite: it holds NaN or Inf below the diagonal")
+    return T
+
+
+def power_of_two(x: Tensor) -> Tensor:
+    """The power of two with x / 2 < it <= x, and 1 for 0: division by it rounds nothing."""
+    return torch.where(x > 0, x / (2 * torch.frexp(x).mantissa), torch.ones_like(x))
+
 
 def svdvals(H: Tensor) -> Tensor:
     """Singular values of (B, r, c), descending; zero matrices never reach LAPACK."""
     out = H.new_zeros(H.shape[0], min(H.shape[1:]))
-    size = H.abs().amax((1, 2))
+    size = torch.linalg.vector_norm(H, torch.inf, dim=(1, 2))
     some = size > 0
     if some.any():
-        unit = size[some] / torch.frexp(size[some]).mantissa.mul(2)  # powers of two: LAPACK sees entries around 1
+        unit = power_of_two(size[some])
         out[some] = torch.linalg.svdvals(H[some] / unit[:, None, None]) * unit[:, None]
     return out
 
 
-def magnitude(T: Tensor) -> Tensor:
-    """The largest |entry| of every H_i, (B, L-1); 0 exactly where H_i = 0."""
-    below = T.abs().flip(1).cummax(1).values.flip(1)  # of each column, from a row on
-    return below.tril(-1).amax(-1)[:, 1:]
+def squares(T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """|H_i|_F^2 at every cut, (B, L-1), and the squared norms of rows and columns, (B, L): sums of positive terms.
+
+    Args:
+        T: (B, L, L), strictly lower triangular.
+    """
+    if T.device.type == "cpu" and compiled_available():
+        from hf_ess.spectra import kernels_dense
+
+        parts = [kernels_dense.squares(x.contiguous().numpy()) for x in T]
+        cuts, rows, columns = (torch.stack([torch.from_numpy(x) for x in part]) for part in zip(*parts))
+        return cuts, rows, columns
+    square = T**2
+    below = square.flip(1).cumsum(1).flip(1)  # of each column, from a row on
+    return below.tril(-1).sum(2)[:, 1:], square.sum(2), square.sum(1)
+
+
+def zero_cuts(T: Tensor) -> Tensor:
+    """Where H_i = 0 exactly, (B, L-1): no row from i on has its first entry before column i."""
+    L = T.shape[1]
+    there = T != 0
+    first = there.to(torch.uint8).argmax(2).masked_fill(~there.any(2), L)
+    earliest = first.flip(1).cummin(1).values.flip(1)[:, 1:]
+    return earliest >= torch.arange(1, L, device=T.device)
 
 
 def frobenius(T: Tensor) -> Tensor:
     """|H_i|_F, (B, L-1); T: (B, L, L), strictly lower triangular."""
-    size = T.abs().amax((1, 2))
-    unit = torch.where(size > 0, size, torch.ones_like(size))
-    below = ((T / unit[:, None, None]) ** 2).flip(1).cumsum(1).flip(1)  # of each column, from a row on
-    out = below.tril(-1).sum(-1)[:, 1:].sqrt() * unit[:, None]
-    here = magnitude(T)
-    for b, i in ((here > 0) & (here < 1e-140 * unit[:, None])).nonzero().tolist():  # the squares underflow
-        H = T[b, i + 1 :, : i + 1]
-        out[b, i] = (H / here[b, i]).norm() * here[b, i]
+    unit = power_of_two(torch.linalg.vector_norm(T, torch.inf, dim=(1, 2)))
+    cuts = squares(T / unit[:, None, None])[0]
+    out = cuts.sqrt() * unit[:, None]
+    small = cuts < 1e-280  # the squares of small entries underflow: these cuts one by one, unless H_i = 0
+    if small.any():
+        for b, i in (small & ~zero_cuts(T)).nonzero().tolist():
+            H = T[b, i + 1 :, : i + 1]
+            out[b, i] = (H / H.abs().max()).norm() * H.abs().max()
     return out
 
 
 def largest(T: Tensor, cuts: Sequence[int]) -> Tensor:
     """sigma_1(H_i) at the cuts i, (B, len(cuts))."""
-    return torch.stack([svdvals(T[:, i:, :i])[:, 0] for i in cuts], -1) if cuts else T.new_zeros(T.shape[0], 0)
+    if not cuts:
+        return T.new_zeros(T.shape[0], 0)
+    return torch.stack([svdvals(T[:, i:, :i])[:, 0] for i in cuts], -1)
