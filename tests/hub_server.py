@@ -1,6 +1,6 @@
 """A stand-in for the Hugging Face Hub on localhost, for tests: model repositories served from folders.
 
-    with HubServer({"owner/name": folder}, gated={"owner/closed"}) as server:
+    with HubServer({"owner/name": folder}, gated={"owner/name": "hf_token"}) as server:
         subprocess.run(..., env={**os.environ, "HF_ENDPOINT": server.endpoint, "HF_HOME": str(empty)})
 
 It answers what huggingface_hub and transformers ask when they load a model: repository info, file lists, and files
@@ -23,10 +23,10 @@ LARGE = 10_000  # bytes; larger files are served as the Hub serves LFS files, un
 
 
 class HubServer:
-    """A context manager around the server; `endpoint` is its address."""
+    """A context manager around the server; `endpoint` is its address, `gated` the token that a repository wants."""
 
-    def __init__(self, repositories: dict[str, Path], gated: set[str] | None = None, token: str = "hf_good") -> None:
-        self.repositories, self.gated, self.token = repositories, gated or set(), token
+    def __init__(self, repositories: dict[str, Path], gated: dict[str, str] | None = None) -> None:
+        self.repositories, self.gated = repositories, gated or {}
         self.requests: list[str] = []
         handler = type("Handler", (_Handler,), {"hub": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -66,10 +66,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _folder(self, repo: str, revision: str, files: bool = False) -> Path | None:
         """The repository's folder, once it may be read; else the refusal is sent."""
-        authorised = self.headers.get("Authorization") == f"Bearer {self.hub.token}"
+        wanted = self.hub.gated.get(repo)
+        authorised = wanted is None or self.headers.get("Authorization") == f"Bearer {wanted}"
         if repo not in self.hub.repositories:
             self._refuse(401, "RepoNotFound", "Repository not found")
-        elif files and repo in self.hub.gated and not authorised:
+        elif files and not authorised:
             self._refuse(401, "GatedRepo", f"Access to model {repo} is restricted")
         elif revision not in ("main", COMMIT):
             self._refuse(404, "RevisionNotFound", f"Invalid rev id: {revision}")

@@ -96,7 +96,7 @@ def test_the_cache_alone(checkpoints: dict[str, Path], tmp_path: Path) -> None:
 def test_the_hub_itself(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     names = ("mamba", "single", "bare", "gguf", "t5", "short")
     repositories = {f"owner/{name}": checkpoints[name] for name in names}
-    repositories["owner/closed"] = checkpoints["single"]
+    repositories |= {"owner/closed": checkpoints["single"], "owner/granted": checkpoints["single"]}
     errors = {
         "owner/closed": ("is gated", "hf auth login"),
         "owner/typo": ("no such model", "mistyped"),
@@ -108,23 +108,21 @@ def test_the_hub_itself(checkpoints: dict[str, Path], tmp_path: Path) -> None:
         "owner/t5": ("encoder-decoder", "T5Model"),
         "owner/short": ("model-00002-of", "missing"),
     }
-    with HubServer(repositories, gated={"owner/closed"}) as server:
+    sound = ["owner/mamba", "owner/single", f"owner/single@{COMMIT}", "owner/granted"]
+    with HubServer(repositories, gated={"owner/closed": "hf_other", "owner/granted": "hf_mine"}) as server:
         home = {"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": server.endpoint}
-        found = run(["owner/mamba", "owner/single", f"owner/single@{COMMIT}", *errors], **home)
-        asked = list(server.requests)
-        server.requests.clear()
-        allowed = run(["owner/closed"], **{**home, "HF_TOKEN": server.token})
+        found = run([*sound, *errors], **home, HF_TOKEN="hf_mine")
     assert found["owner/mamba"]["class"] == "FalconMambaForCausalLM" and len(found["owner/mamba"]["files"]) > 2
-    for name in ("owner/mamba", "owner/single", f"owner/single@{COMMIT}"):
+    for name in sound:
         assert found[name]["revision"] == COMMIT and found[name]["notes"] == []
-    assert allowed["owner/closed"]["hash"] == found["owner/single"]["hash"]  # the Hub's own sha256
+    assert found["owner/granted"]["hash"] == found["owner/single"]["hash"]
     for name, parts in errors.items():
         sentence = str(found[name]["error"])
         assert all(part in sentence for part in parts), sentence
         assert "\n" not in sentence and len(sentence) < 400
         assert float(found[name]["seconds"]) < 20
-    assert not any("owner/t5" in line and "safetensors" in line for line in asked)  # refused by its config
-    assert not any("owner/closed" in line and line.startswith("GET") for line in asked)
+    assert not any("owner/t5" in line and "safetensors" in line for line in server.requests)  # refused by its config
+    assert not any("owner/closed" in line and line.startswith("GET") for line in server.requests)
 
     # The endpoint is gone now, as without a network: what is in the cache still loads, and says so.
     start = time.monotonic()
