@@ -7,7 +7,9 @@ word; so the files are looked at here: which of them are used, whether they are 
 from __future__ import annotations
 
 import json
+import math
 import zipfile
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +22,7 @@ SAFE, SAFE_INDEX = "model.safetensors", "model.safetensors.index.json"
 BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 LOOKED_FOR = f"{SAFE}, {SAFE_INDEX}, {BIN}, {BIN_INDEX}"
 
+FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 HEADER_LIMIT = 100_000_000  # bytes; the safetensors format's own limit
 ITEM_BITS = {
     "F64": 64, "I64": 64, "U64": 64, "C64": 64, "F32": 32, "I32": 32, "U32": 32,
@@ -85,23 +88,24 @@ def read_index(path: Path) -> WeightFiles:
     return WeightFiles([path.parent / name for name in names], index=path)
 
 
-def check_weights(weights: WeightFiles) -> dict[str, tuple[int, ...]]:
-    """Look at every weight file without reading the tensors; return name and shape of each tensor
-    (safetensors).
+def check_weights(weights: WeightFiles) -> str | None:
+    """Look at every weight file without reading the tensors; return the type in which most numbers are stored.
 
-    Adds a note to `weights` if the index places tensors in files that do not hold them.
+    The type is read from the safetensors headers and given as torch names it ("bfloat16"), None where it is not
+    known. A note is added to `weights` if the index places tensors in files that do not hold them.
 
     Raises:
         BadInput: a file is empty, cut off, garbled, or not a weight file at all; the sentence names it.
     """
     held: dict[str, Path] = {}
-    shapes: dict[str, tuple[int, ...]] = {}
+    counts: Counter[str] = Counter()
     for path in weights.files:
         if path.suffix != ".safetensors":
             check_bin(path)
             continue
-        for name, shape in check_safetensors(path).items():
-            held[name], shapes[name] = path, shape
+        for name, (dtype, shape) in check_safetensors(path).items():
+            held[name] = path
+            counts[dtype] += math.prod(shape)
     if weights.index is not None and held:
         misplaced = {
             name: file
@@ -114,11 +118,11 @@ def check_weights(weights: WeightFiles) -> dict[str, tuple[int, ...]]:
                 f"{weights.index} is out of date: it places {len(misplaced)} of the tensors in the wrong file "
                 f"({name} in {file}, which is in {held[name].name}); the tensors themselves were found"
             )
-    return shapes
+    return FLOATS.get(counts.most_common(1)[0][0]) if counts else None
 
 
-def check_safetensors(path: Path) -> dict[str, tuple[int, ...]]:
-    """Check that a safetensors file is whole, by its header alone; return name and shape of each tensor.
+def check_safetensors(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Check that a safetensors file is whole, by its header alone; return type and shape of each tensor.
 
     Raises:
         BadInput: it is not; the sentence names the file and what is wrong with it.
@@ -155,7 +159,7 @@ def check_safetensors(path: Path) -> dict[str, tuple[int, ...]]:
             f"{path} is damaged: {size - expected} bytes follow its last tensor ({size} bytes, {expected} "
             "expected); download it again"
         )
-    return shapes
+    return {name: (entry["dtype"], shapes[name]) for name, entry in entries.items()}
 
 
 def _fits(dtype: str, shape: tuple[int, ...], length: int) -> bool:

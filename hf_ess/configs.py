@@ -149,6 +149,8 @@ def _judge_quantization(config: dict[str, Any], name: str) -> None:
     if quantization.get("load_in_4bit") or quantization.get("load_in_8bit"):
         return  # bitsandbytes: its absence is found when the model is built, before any weight is read
     method = quantization.get("quant_method")
+    if method is None:
+        raise BadInput(f"the quantization_config of {name} names no quant_method, so its weights cannot be read")
     if method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
         raise BadInput(
             f"{name} is quantised with {method!r} (quant_method in its config.json), which the installed "

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ModelWithLMHead")
+BITS = {"float64": 64, "float32": 32, "float16": 16, "bfloat16": 16}
 
 
 @dataclass
@@ -64,26 +65,25 @@ def read(request: Request) -> tuple[PreTrainedModel, list[Path], list[str]]:
     Raises:
         BadInput: files are missing or damaged, or do not hold what the configuration asks for.
     """
-    source, notes = request.source, []
+    source, notes, stored = request.source, [], None
     if source.gguf is not None:
         files, format = [source.folder / source.gguf], {}
     else:
         if source.repository is not None:
             fetch_weights(source.repository)
         found = checkpoints.find_weights(source.folder, request.raw)
-        checkpoints.check_weights(found)
+        stored = checkpoints.check_weights(found)
         files, format = found.files, {"use_safetensors": found.safetensors}
         notes += found.notes
     model, info = _from_pretrained(request, files, format)
     notes += _complete(request, model, info)
     notes += _settle(request, model)
+    notes += _surprises(request, model, stored)
     return model.eval(), files, notes
 
 
 def _from_pretrained(request: Request, files: list[Path], format: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    import torch
-
-    source, name = request.source, request.source.name
+    source = request.source
     # A repository's own code is found by its id; else the folder is enough, and nothing more is asked of the Hub.
     location, where = (source.location, source.where) if request.own_code else (str(source.folder), {})
     if source.gguf is not None:
@@ -108,24 +108,8 @@ def _from_pretrained(request: Request, files: list[Path], format: dict[str, Any]
                 **where,
                 **format,
             )
-    except pickle.UnpicklingError as error:
-        raise BadInput(
-            f"{files[0]} holds more than tensors, and reading it would run code that came with it: use a "
-            "safetensors version of this checkpoint"
-        ) from error
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        raise BadInput(_too_large(name, files)) from error
-    except ImportError as error:
-        raise BadInput(f"{name} needs a package that is not installed: {first_line(error)}") from error
     except Exception as error:
-        if "can't allocate memory" in str(error):
-            raise BadInput(_too_large(name, files)) from error
-        if report.unmerged:
-            raise BadInput(
-                f"the weights of {name} do not fit its config.json: {listing(report.unmerged)} cannot be put "
-                "together from the tensors in its files (one is missing, or has another shape)"
-            ) from error
-        raise BadInput(f"could not load {name}: {first_line(error)}") from error
+        raise BadInput(_reason(error, request, files, report.unmerged)) from error
     model._hf_ess_offload = offload  # weights that were put on disk live as long as the model
     return model, info
 
@@ -156,12 +140,33 @@ class _Report(logging.Handler):
         self.logger.propagate = self.before[1]
 
 
-def _too_large(name: str, files: list[Path]) -> str:
-    gigabytes = sum(path.stat().st_size for path in files) / 1e9
-    return (
-        f"{name} does not fit into memory (its files hold {gigabytes:.1f} GB): try --dtype bfloat16, or "
-        "--device-map auto"
-    )
+def _reason(error: Exception, request: Request, files: list[Path], unmerged: list[str]) -> str:
+    """One sentence for whatever transformers raised while it read the weights."""
+    import torch
+
+    name, quantization = request.source.name, request.raw.get("quantization_config")
+    if isinstance(error, pickle.UnpicklingError):
+        return (
+            f"{files[0]} holds more than tensors, and reading it would run code that came with it: use a "
+            "safetensors version of this checkpoint"
+        )
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+        gigabytes = sum(path.stat().st_size for path in files) / 1e9
+        return (
+            f"{name} does not fit into memory (its files hold {gigabytes:.1f} GB): try --dtype bfloat16, or "
+            "--device-map auto"
+        )
+    if unmerged:
+        return (
+            f"the weights of {name} do not fit its config.json: {listing(unmerged)} cannot be put together from "
+            "the tensors in its files (one is missing, or has another shape)"
+        )
+    if isinstance(quantization, dict):
+        method = quantization.get("quant_method") or "bitsandbytes"
+        return f"{name} is quantised ({method}) and cannot be read here: {first_line(error)}"
+    if isinstance(error, ImportError):
+        return f"{name} needs a package that is not installed: {first_line(error)}"
+    return f"could not load {name}: {first_line(error)}"
 
 
 def _complete(request: Request, model: Any, info: dict[str, Any]) -> list[str]:
@@ -225,6 +230,24 @@ def _settle(request: Request, model: Any) -> list[str]:
             model.set_attn_implementation("eager")
         except Exception as error:
             notes.append(f"{request.source.name} does not switch to eager attention: {first_line(error)}")
+    return notes
+
+
+def _surprises(request: Request, model: Any, stored: str | None) -> list[str]:
+    """What transformers decides without a word: rounded weights, and another class than config.json names."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
+
+    name, notes = request.source.name, []
+    got = main_dtype(model)
+    if request.dtype == "auto" and BITS.get(stored, 0) > BITS.get(got, 64):
+        notes.append(
+            f"the weights of {name} are stored in {stored} and were rounded to {got}, because its config.json "
+            f"says so: --dtype {stored} keeps them"
+        )
+    named, kind = (request.raw.get("architectures") or [None])[0], type(model).__name__
+    elsewhere = [key for key, value in CLASSES.items() if value == named]
+    if elsewhere and named != kind and not request.own_code and request.raw.get("model_type") not in elsewhere:
+        notes.append(f"config.json of {name} names {named}, but by its model_type it was loaded as {kind}")
     return notes
 
 

@@ -98,6 +98,12 @@ REFUSED: dict[str, tuple[str, Callable[[Path], object], list[str]]] = {
         lambda d: edit(d, quantization_config={"quant_method": "lampquant"}),
         ["lampquant", "does not know"],
     ),
+    "bitsandbytes": (
+        "single",
+        lambda d: edit(d, quantization_config={"load_in_4bit": True}),
+        [r"quantised \(bitsandbytes\)", "pip install"],
+    ),
+    "quantised in no way": ("single", lambda d: edit(d, quantization_config={}), ["names no quant_method"]),
     "no weights": ("single", lambda d: (d / SAFE).unlink(), ["no weights in", SAFE, "pytorch_model.bin"]),
     "zero bytes": ("single", lambda d: cut(d / SAFE, 0), [SAFE, "empty"]),
     "four bytes": ("single", lambda d: cut(d / SAFE, 4), [SAFE, "not a safetensors file"]),
@@ -199,6 +205,16 @@ NOTED: dict[str, tuple[str, Callable[[Path], object], list[str]]] = {
         lambda d: (d / INDEX).write_text(_swapped((d / INDEX).read_text())),
         ["out of date", "wrong file"],
     ),
+    "rounded by its config": (
+        "single",
+        lambda d: edit(d, dtype="float16"),
+        ["stored in float32 and were rounded to float16", "--dtype float32"],
+    ),
+    "other class": (
+        "single",
+        lambda d: edit(d, architectures=["MistralForCausalLM"]),
+        ["names MistralForCausalLM", "loaded as LlamaForCausalLM"],
+    ),
     "base model": (
         "single",
         lambda d: (
@@ -245,7 +261,8 @@ def test_files_are_chosen_as_transformers_does(sound: dict[str, Path]) -> None:
 
 def test_the_header_tells_names_and_shapes(sound: dict[str, Path]) -> None:
     state = load_file(sound["single"] / SAFE)
-    assert check_safetensors(sound["single"] / SAFE) == {name: tuple(t.shape) for name, t in state.items()}
+    expected = {name: ("F32", tuple(tensor.shape)) for name, tensor in state.items()}
+    assert check_safetensors(sound["single"] / SAFE) == expected
 
 
 def test_a_folder_of_checkpoints_names_them(sound: dict[str, Path], tmp_path: Path) -> None:
