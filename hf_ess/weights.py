@@ -239,7 +239,7 @@ def _surprises(request: Request, model: Any, stored: str | None) -> list[str]:
 
     name, notes = request.source.name, []
     got = main_dtype(model)
-    if request.dtype == "auto" and BITS.get(stored, 0) > BITS.get(got, 64):
+    if request.dtype == "auto" and BITS.get(stored or "", 0) > BITS.get(got or "", 64):
         notes.append(
             f"the weights of {name} are stored in {stored} and were rounded to {got}, because its config.json "
             f"says so: --dtype {stored} keeps them"
