@@ -79,7 +79,7 @@ def result(
     whole = {
         "schema_version": 1,
         "provenance": {"model": model, "model_dtype": "float32"},
-        "options": {"tolerances": list(tolerances), "relative": False},
+        "options": {"tolerances": list(tolerances), "relative": False, "delimiters": ["eos", ".", "}"]},
         "prompts": [{"tokens": len(text.texts), "delimiters": {}} for text in prompts],
         "layers": infos,
         "totals": [],

@@ -139,10 +139,11 @@ def letters(view: View) -> dict[str, str]:
 
 
 def _bar(fig: Figure, image: AxesImage, cax: Axes, heat: Heatmap, family: str) -> None:
-    _label_bar(fig.colorbar(image, cax=cax), heat, family)
+    room = cax.get_window_extent().height / fig.dpi
+    _label_bar(fig.colorbar(image, cax=cax), heat, family, room)
 
 
-def _label_bar(bar: Colorbar, heat: Heatmap, family: str) -> None:
+def _label_bar(bar: Colorbar, heat: Heatmap, family: str, room: float = 9.0) -> None:
     bar.outline.set_visible(False)
     style.style(bar.ax)
     bar.ax.grid(False)
@@ -150,7 +151,7 @@ def _label_bar(bar: Colorbar, heat: Heatmap, family: str) -> None:
     for spine in bar.ax.spines.values():
         spine.set_visible(False)
     name = heat.quantity
-    style.label(bar.ax, y=family or name)
+    style.label(bar.ax, y=style.wrapped(family or name, room))
     bar.ax.yaxis.set_label_position("right")
 
 

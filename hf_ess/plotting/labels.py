@@ -65,6 +65,11 @@ def number(value: float | None) -> str:
     return f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.2f}"
 
 
+def plain(value: float) -> str:
+    """A size: 16, 24,576, 12.5."""
+    return f"{value:,.0f}" if value >= 1000 or value == int(value) else f"{value:.4g}"
+
+
 def tolerance(value: float) -> str:
     """A tolerance as it is typed: 1e-3, 2.5e-3, 0.5."""
     mantissa, _, exponent = f"{value:.6e}".partition("e")

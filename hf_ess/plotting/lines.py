@@ -49,6 +49,8 @@ class Lines:
         if self.layer is not None and self.layer not in {m.layer for m in view.mixers}:
             have = labels.ranges(m.layer for m in view.mixers)
             raise BadInput(f"there is no layer {self.layer!r} in this result; it has {have}")
+        if self.layer is not None and self.together:
+            raise BadInput(f"{self.reduction} joins the layers; it does not go with layer=")
         if self.unit is not None:
             if self.layer is None:
                 raise BadInput("unit= needs layer=: heads and channels are numbered within a layer")
@@ -80,6 +82,10 @@ class Lines:
         """ "attention", "recurrent": those that are drawn, in order."""
         return list(dict.fromkeys(m.family for m in self.mixers))
 
+    def quantity(self, mixers: list[Mixer]) -> str:
+        """The name of the y axis."""
+        return labels.quantity(self.metric, self.reduction, self.view.unit(mixers))
+
     @property
     def single(self) -> bool:
         """Whether the spread within one layer is drawn, in place of the layers."""
@@ -91,14 +97,17 @@ def figure(lines: Lines) -> Figure:
     view, columns, rows = lines.view, lines.columns, len(lines.tolerances)
     handles, marks = _handles(lines), style.delimiter_handles(view)
     caption = _caption(lines)
-    gap_x, gap_y, panel = 0.62, 0.42, 1.85 if rows > 1 else 3.0
+    gap_x, gap_y, panel = 0.8, 0.42, 1.85 if rows > 1 else 3.0
     head = 0.80 + 0.26 + (0.26 if marks else 0) + (0.30 if len(columns) > 1 else 0.06) + 0.26
-    width = (style.WIDTH - 0.85 - 0.95 - gap_x * (len(columns) - 1)) / len(columns)
+    names = [style.wrapped(lines.quantity(mixers), panel) for _, mixers in columns]
+    extra = 0.17 * max(name.count("\n") for name in names)  # room for a name on several lines
+    gap_x, left = gap_x + extra, 0.85 + extra
+    width = (style.WIDTH - left - 0.95 - gap_x * (len(columns) - 1)) / len(columns)
     probe = style.figure(1.0).add_axes((0, 0, 1, 1))
     with_tokens = style.position_axis(probe, view, width)
     foot = 0.50 + (style.token_room(view) if with_tokens else 0.0) + style.caption_height(caption)
     fig = style.figure(head + rows * panel + (rows - 1) * gap_y + foot)
-    frame = style.Frame(fig)
+    frame = style.Frame(fig, left=left)
     frame.title(_title(lines), style.subtitle(view))
     frame.legend(0.82, handles)
     if marks:
@@ -114,7 +123,7 @@ def figure(lines: Lines) -> Figure:
             style.position_axis(ax, view, width)
             style.label(ax, x=style.position_label(with_tokens) if last else None)
             ax.tick_params(axis="x", labelbottom=last)
-            style.label(ax, y=labels.quantity(lines.metric, lines.reduction, view.unit(mixers)))
+            style.label(ax, y=names[c])
     if not lines.single and not lines.together:
         height = rows * panel + (rows - 1) * gap_y
         _depth_bar(fig, frame.axes(frame.inner + 0.18, head, 0.13, min(height, 3.2)), view)
@@ -129,13 +138,9 @@ def on_axes(ax: Axes, lines: Lines) -> Figure:
         panel_of(ax, lines, lines.tolerances[0], mixers, dashes=FAMILY_DASHES.get(family, "-"))
     width = ax.get_window_extent().width / ax.figure.dpi
     with_tokens = style.position_axis(ax, lines.view, width)
-    style.label(
-        ax,
-        style.position_label(with_tokens),
-        labels.quantity(lines.metric, lines.reduction, lines.view.unit(lines.mixers)),
-    )
+    style.label(ax, style.position_label(with_tokens), lines.quantity(lines.mixers))
     style.heading(ax, f"{style.model_name(lines.view)}  {style.tolerance_heading(lines.view, lines.tolerances[0])}")
-    handles = [*_handles(lines), *style.delimiter_handles(lines.view)]
+    handles = [*_handles(lines), *_families(lines), *style.delimiter_handles(lines.view)]
     legend = ax.legend(handles=handles, fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     style.literal(legend.get_texts())
     return ax.figure.figure
@@ -150,15 +155,17 @@ def panel_of(ax: Axes, lines: Lines, tolerance: float | None, mixers: list[Mixer
         if curve is not None:
             _bold(ax, view, curve, dashes)
             top = _top([curve])
+        averages = ""
         limits = {name: [view.total(name, None, lines.reduction)] for name in ("tss", "bound")}
     else:
         curves = {m: c for m, c in view.curves(lines.metric, tolerance, lines.reduction).items() if m in mixers}
         drawn = _layer(ax, lines, tolerance, curves, dashes) if lines.single else _layers(ax, view, curves, dashes)
         top = _top(drawn)
+        averages = _averages(lines, tolerance, curves)
         limits = {
             name: [c for m, c in view.limits(name, lines.reduction).items() if m in mixers] for name in ("tss", "bound")
         }
-        style.heading(ax, style.tolerance_heading(view, tolerance), _averages(lines, tolerance, curves))
+    style.heading(ax, style.tolerance_heading(view, tolerance), averages)
     if lines.metric in LIMITED:
         top = _limits(ax, view, limits, top)
     else:
@@ -205,17 +212,21 @@ def _layer(ax: Axes, lines: Lines, tolerance: float | None, curves: dict[Mixer, 
 
 def _limits(ax: Axes, view: View, limits: dict[str, list[Curve | None]], top: float) -> float:
     """Bound dashed, TSS dotted; returns the upper end of the y axis, where the curves stay legible."""
-    peaks = {}
-    for name, dots in (("tss", DOTTED), ("bound", DASHED)):
-        distinct = {tuple(np.round(c, 9)): c for c in limits[name] if c is not None and np.isfinite(c).any()}
-        for curve in distinct.values():
-            colour = style.EDGE if name == "bound" else style.FAINT
-            _line(ax, view, curve, point="_", color=colour, linewidth=1.2, linestyle=dots, zorder=1.2)
-        peaks[name] = _top(list(distinct.values()))
+    peaks, drawn = {}, np.empty((0, view.length - 1))
+    for name, dashes, colour in (("bound", DASHED, style.EDGE), ("tss", DOTTED, style.FAINT)):
+        curves = [c for c in limits[name] if c is not None and np.isfinite(c).any()]
+        for curve in curves:
+            fresh = ~np.isclose(curve, drawn).any(0)  # two dashed lines on top of each other look solid
+            if fresh.any():
+                ends = fresh | np.append(fresh[1:], False) | np.append(False, fresh[:-1])
+                shown = np.where(ends, curve, np.nan)
+                _line(ax, view, shown, point="_", color=colour, linewidth=1.2, linestyle=dashes, zorder=1.2)
+                drawn = np.vstack([drawn, curve])
+        peaks[name] = _top(curves)
     if not peaks["bound"] > 0:
         return top
     if top > 0 and peaks["bound"] > MOST_ROOM * top:
-        _note(ax, 0.93, f"the bound goes up to {peaks['bound']:,.4g}, above this panel")
+        _note(ax, 0.93, f"the bound goes up to {labels.plain(peaks['bound'])}, above this panel")
         return 1.32 * top
     # the TSS of attention, which grows with the text, leaves the panel; that of a state stays in it
     return 1.06 * (peaks["tss"] if peaks["tss"] <= 1.3 * peaks["bound"] else peaks["bound"])
@@ -305,6 +316,15 @@ def _handles(lines: Lines) -> list[Any]:
         out.append(Line2D([], [], color=style.EDGE, linewidth=1.2, linestyle=DASHED, label="bound: min(TSS, i, L−i)"))
         out.append(Line2D([], [], color=style.FAINT, linewidth=1.2, linestyle=DOTTED, label="TSS: size of the memory"))
     return out
+
+
+def _families(lines: Lines) -> list[Any]:
+    """Which dashes are which family, where both are in one panel."""
+    return [
+        Line2D([], [], color=style.GREY, linewidth=1.6, linestyle=FAMILY_DASHES[family], label=_column_title(mixers))
+        for family, mixers in lines.columns
+        if len(lines.columns) > 1
+    ]
 
 
 def _title(lines: Lines) -> str:

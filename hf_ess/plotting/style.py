@@ -89,26 +89,30 @@ class Frame:
         self.text(0.22, 0.16, title, 15, weight="bold")
         self.text(0.22, 0.47, subtitle, 10, color=GREY)
 
-    def legend(self, top: float, handles: list[Line2D], of: str = "") -> None:
+    def legend(self, top: float, handles: list[Any], of: str = "") -> None:
         """One row of a legend, its upper edge top inches from the upper edge of the figure, after the word `of`."""
         w, h = self.fig.get_size_inches()
         if of:
             self.text(0.22, top + 0.005, of, 9, color=GREY)
-        legend = self.fig.legend(
-            handles=handles,
-            loc="upper left",
-            bbox_to_anchor=((0.22 + (0.075 * len(of) + 0.08 if of else 0.0)) / w, (h - top) / h),
-            ncols=len(handles),
-            frameon=False,
-            fontsize=9,
-            handlelength=1.0 if of else 2.4,
-            handletextpad=0.6,
-            columnspacing=1.6,
-            borderpad=0,
-            borderaxespad=0,
-        )
-        literal(legend.get_texts())
-        self.fig.add_artist(legend)
+        left = 0.22 + (0.075 * len(of) + 0.08 if of else 0.0)
+        for size in (9.0, 8.0, 7.0, 6.0, 5.0):  # the largest that fits
+            legend = self.fig.legend(
+                handles=handles,
+                loc="upper left",
+                bbox_to_anchor=(left / w, (h - top) / h),
+                ncols=len(handles),
+                frameon=False,
+                fontsize=size,
+                handlelength=1.0 if of else 2.4,
+                handletextpad=0.6,
+                columnspacing=1.6,
+                borderpad=0,
+                borderaxespad=0,
+            )
+            literal(legend.get_texts())
+            if size == 5.0 or left + legend.get_window_extent().width / self.fig.dpi < w - 0.1:
+                break
+            legend.remove()
 
     def caption(self, text: str) -> None:
         """Small print at the bottom; caption_height() says how much room it takes."""
@@ -146,6 +150,11 @@ def literal(texts: list[Any]) -> None:
         text.set(**LITERAL, fontfamily=fonts.families(), color=INK)
 
 
+def wrapped(name: str, room: float) -> str:
+    """The name of an axis on as many lines as it needs where the axis is room inches long."""
+    return textwrap.fill(name, max(12, int(room / 0.072)))
+
+
 def label(ax: Axes, x: str | None = None, y: str | None = None) -> None:
     """Axis labels, literal."""
     options: dict[str, Any] = {
@@ -163,7 +172,7 @@ def label(ax: Axes, x: str | None = None, y: str | None = None) -> None:
 def heading(ax: Axes, left: str, right: str = "") -> None:
     """The heading of one panel, above the delimiter marks."""
     options: dict[str, Any] = {
-        "pad": 9,
+        "pad": 10,
         "fontsize": 10,
         **LITERAL,
         "fontfamily": fonts.families(),
@@ -281,7 +290,9 @@ def model_name(view: View) -> str:
 def text_start(view: View, most: int) -> str:
     """The beginning of the text in quotes, or nothing where the tokens have no text."""
     text = fonts.literal("".join(view.texts[: most + 1]).strip(" \n\t\"'“”‘’"))
-    return f"“{labels.shortened(text, most)}”" if text else ""
+    if len(text) > most:
+        text = text[:most].rstrip(" \"“") + "…"
+    return f"“{text}”" if text else ""
 
 
 def kinds(view: View) -> str:

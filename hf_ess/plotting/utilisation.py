@@ -121,7 +121,7 @@ def _handles(used: Utilisation) -> tuple[list[Line2D], Line2D, list[Line2D]]:
         color=style.EDGE,
         linewidth=1.3,
         linestyle=(0, (3, 1.5)),
-        label="bound / TSS: the most this text leaves room for",
+        label="the most it can be: bound / TSS",
     )
     return first, dash, second
 
