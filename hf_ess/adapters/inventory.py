@@ -14,7 +14,7 @@ _MIXER = re.compile(
 )
 # Attention over depth, or over an image: not mixing along the text.
 _NOT_MIXER = re.compile(r"(AttentionResidual|Vision\w*|Vit\w*|Siglip\w*|CLIP\w*|Audio\w*)$")
-# What a layer may hold that does not mix: a layer of nothing else is not a missed mixer (nemotron_h).
+# What may stand in a layer instead of a mixer where others of its class have one (nemotron_h).
 _FEED_FORWARD = re.compile(r"(Norm|MLP|MoE|FeedForward|FFN|Dropout)$", re.IGNORECASE)
 _OTHER_TOWER = re.compile(r"(^|\.)(vision|visual|image|audio|speech)\w*(\.|$)", re.IGNORECASE)
 
@@ -25,7 +25,7 @@ class Inventory:
     Attributes:
         mixers: path -> module, each path once, outermost mixers only (BertAttention, not BertSelfAttention in it).
         layers: path -> module of every element of a stack of layers, also those without a known mixer, but not
-            those that are nothing but a feed-forward network.
+            those that have a feed-forward network where others of their class have a mixer.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -41,7 +41,7 @@ class Inventory:
         for path, module in modules:
             nested = any(path.startswith(outer + ".") for outer in self.layers)  # experts, heads
             if isinstance(module, nn.ModuleList) and not nested and self._holds_layers(path, module):
-                self.layers.update({f"{path}.{i}": m for i, m in enumerate(module) if not _only_feeds_forward(m)})
+                self.layers.update(self._layers(path, module))
 
     def _holds_layers(self, path: str, modules: nn.ModuleList) -> bool:
         """Whether a module list is the stack of layers: one of them holds a mixer, or is called a layer."""
@@ -49,6 +49,15 @@ class Inventory:
             return False
         mixes = any(p.startswith(path + ".") for p in self.mixers)
         return mixes or any(re.search(r"(Layer|Block)$", type(m).__name__) for m in modules)
+
+    def _layers(self, path: str, stack: nn.ModuleList) -> dict[str, nn.Module]:
+        layers = {f"{path}.{i}": layer for i, layer in enumerate(stack)}
+        mixing = {type(m) for p, m in layers.items() if any(mixer.startswith(p + ".") for mixer in self.mixers)}
+
+        def feeds_forward(layer: nn.Module) -> bool:
+            return type(layer) in mixing and all(_FEED_FORWARD.search(type(m).__name__) for m in layer.children())
+
+        return {p: layer for p, layer in layers.items() if not feeds_forward(layer)}
 
     def path(self, module: nn.Module, running: list[nn.Module]) -> str:
         """The path of a module; of a shared one, the path inside the layer that is running."""
@@ -59,11 +68,6 @@ class Inventory:
                     if path.startswith(prefix + ".") and prefix in self.layers:
                         return path
         return paths[0]
-
-
-def _only_feeds_forward(layer: nn.Module) -> bool:
-    parts = [type(part).__name__ for part in layer.children()]
-    return bool(parts) and all(_FEED_FORWARD.search(name) for name in parts)
 
 
 def is_mixer(path: str, module: nn.Module) -> bool:
