@@ -87,9 +87,12 @@ def twin(module: nn.Module, **replacements: nn.Module) -> Any:
     """A copy of a layer with its own parameters and buffers in float32 and some submodules replaced.
 
     The layer's own code can so be run once more, on features that are given to it and in float32, where its
-    recurrence is not a function of its own. The layer itself is not touched; hooks are not taken along.
+    recurrence is not a function of its own. The layer itself is not touched; hooks are not taken along, neither
+    those of torch nor that of accelerate (which would move weights).
     """
     other = copy.copy(module)
+    for name in ("_hf_hook", "_old_forward", "forward"):
+        other.__dict__.pop(name, None)
     for kind in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
         setattr(other, kind, {})
     other._parameters = {name: raised(value) for name, value in module._parameters.items()}
