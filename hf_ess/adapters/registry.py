@@ -21,6 +21,16 @@ def register(adapter: type[Adapter]) -> type[Adapter]:
 
 def adapters() -> list[Adapter]:
     """All registered adapters, in order of registration."""
-    from hf_ess.adapters import delta, mamba, mamba2, softmax  # noqa: F401  (importing a family registers it)
+    from hf_ess.adapters import (  # noqa: F401  (importing a family registers it)
+        delta,
+        lightning,
+        mamba,
+        mamba2,
+        mlstm,
+        rglru,
+        rwkv,
+        shortconv,
+        softmax,
+    )
 
     return list(_ADAPTERS.values())
