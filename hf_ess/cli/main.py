@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -42,21 +41,20 @@ app.command("plot")(plot.command)
 
 def main() -> None:
     """Runs the command line; errors are one sentence on stderr and an exit status: 1 the work failed, 2 bad input."""
-    sys.exit(_run(app, "--debug" in sys.argv[1:]))
+    sys.exit(run(sys.argv[1:]))
 
 
-def _run(command: Callable[..., object], debug: bool) -> int:
+def run(arguments: list[str]) -> int:
+    """The exit status of a command line."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # an ASCII terminal must not end the run
     try:
-        command(standalone_mode=False)
+        status = app(args=arguments, standalone_mode=False)
         sys.stdout.flush()
-        return 0
+        return status if isinstance(status, int) else 0
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1
-    except typer.Exit as stop:
-        return stop.exit_code
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -64,7 +62,7 @@ def _run(command: Callable[..., object], debug: bool) -> int:
         _say("interrupted")
         return 130
     except Exception as error:
-        if debug:
+        if "--debug" in arguments:
             raise
         status, message = _explained(error)
         _say(message)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from hf_ess.plotting.labels import count, number, ranges, tolerance, visible
+from hf_ess.plotting.labels import count, number, plain, ranges, tolerance, visible
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,9 +20,9 @@ def show(result: Result) -> None:
     """Prints the table on stdout, what it is of above; plain characters where the stream has no others."""
     from rich.console import Console
 
-    plain = not (sys.stdout.encoding or "ascii").lower().replace("-", "").startswith("utf")
+    ascii_only = not (sys.stdout.encoding or "ascii").lower().replace("-", "").startswith("utf")
     console = Console(file=sys.stdout, markup=False, highlight=False, emoji=False)
-    table = layer_table(result, plain=plain)
+    table = layer_table(result, ascii_only=ascii_only)
     # a table wider than the terminal is wrapped by the terminal: no number loses a digit
     console.width = max(console.width, table.__rich_measure__(console, console.options.update(width=10_000)).maximum)
     for line in heading(result):
@@ -45,7 +45,7 @@ def heading(result: Result) -> list[str]:
     return lines
 
 
-def layer_table(result: Result, plain: bool = False) -> Table:
+def layer_table(result: Result, ascii_only: bool = False) -> Table:
     """One row per layer (mixer call), averaged over the prompts.
 
     Columns: layer, kind, operators (heads or channels), TSS, ESS and utilisation at every tolerance, entropy-ESS
@@ -53,7 +53,7 @@ def layer_table(result: Result, plain: bool = False) -> Table:
 
     Args:
         result: what probe() returned.
-        plain: ASCII alone.
+        ascii_only: no line-drawing characters.
     """
     from rich import box
     from rich.table import Table
@@ -62,13 +62,13 @@ def layer_table(result: Result, plain: bool = False) -> Table:
     rows = _rows(result)
     failed = any(row["status"] != "verified" for row in rows)
     entropy = any(row["entropy"] is not None for row in rows)
-    lined = box.Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True) if plain else box.SIMPLE_HEAD
+    lined = box.Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True) if ascii_only else box.SIMPLE_HEAD
     names = ["layer", "kind", "ops", "TSS"]
     names += [f"ESS {tolerance(t)}" for t in result.tolerances]
     names += ["entropy"] * entropy + ["error"] + ["status"] * failed
     lines = []
     for row in rows:
-        cells = [row["label"], row["kind"], f"{row['operators']:,}", "-" if row["tss"] is None else f"{row['tss']:,.4g}"]
+        cells = [row["label"], row["kind"], f"{row['operators']:,}", "-" if row["tss"] is None else plain(row["tss"])]
         cells += [_used(ess, share) for ess, share in zip(row["ess"], row["utilisation"])]
         status = "" if row["status"] == "verified" else row["status"]
         cells += [number(row["entropy"])] * entropy + [_error(row["error"])] + [status] * failed
@@ -107,14 +107,20 @@ def _rows(result: Result) -> list[Row]:
     groups: dict[tuple[int, str, int], list[Row]] = {}
     for info in result.layers:
         groups.setdefault((info["layer"], info["module"], info["call"]), []).append(info)
-    several = [layer for layer, _, _ in groups]
+    layers = [layer for layer, _, _ in groups]
     out = []
     for (layer, module, call), infos in groups.items():
-        bad = sorted({i["status"] for i in infos if i["status"] != "verified"})
+        label = str(layer)
+        if layers.count(layer) > 1:  # several mixers in one layer, or one that is called several times
+            label += f" {module.rpartition('.')[2]}{f'#{call}' if call else ''}"
+        bad = [i["status"] for i in infos if i["status"] != "verified"]
+        status = ", ".join(dict.fromkeys(bad)) or "verified"
+        if 0 < len(bad) < len(infos):
+            status += f" in {len(bad)} of {len(infos)}"
         errors = [i["error"] for i in infos]
         out.append(
             {
-                "label": str(layer) if several.count(layer) == 1 else f"{layer} {_last(module)}{f'#{call}' if call else ''}",
+                "label": label,
                 "kind": infos[0]["kind"],
                 "operators": infos[0]["operators"],
                 "tss": _mean(i.get("tss") for i in infos),
@@ -122,7 +128,7 @@ def _rows(result: Result) -> list[Row]:
                 "utilisation": [_mean(_at(i, "utilisation", k) for i in infos) for k in range(len(result.tolerances))],
                 "entropy": _mean(i.get("entropy") for i in infos),
                 "error": None if None in errors else max(errors),
-                "status": ", ".join(bad) or "verified",
+                "status": status,
             }
         )
     return out
@@ -140,7 +146,9 @@ def _failures(result: Result) -> list[str]:
         )
     bad = [i for i in result.layers if i["status"] == "not finite"]
     if bad:
-        out.append(f"{_layers(bad)} not finite: the operator or the layer's output holds NaN or Inf; their values are null")
+        out.append(
+            f"{_layers(bad)} not finite: the operator or the layer's output holds NaN or Inf; their values are null"
+        )
     return out
 
 
@@ -195,7 +203,3 @@ def _mean(values: Iterable[float | None]) -> float | None:
 def _span(lengths: list[int]) -> str:
     low, high = min(lengths), max(lengths)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
-
-
-def _last(module: str) -> str:
-    return module.rpartition(".")[2]
