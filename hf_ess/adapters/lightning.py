@@ -91,7 +91,7 @@ def _split(module: Any, qkv: Tensor) -> tuple[Tensor, ...]:
 
 
 def operator_of(module: Any, qkv: Tensor) -> RecurrentOperator:
-    """T_ij = e^{-slope (i-j)} q_i . k_j of every head, in float64 (arXiv 2501.08313, section 2.2).
+    """T_ij = e^{-slope (i-j)} q_i . k_j of every head, in float64 (arXiv 2501.08313).
 
     Args:
         module: the layer, for its slopes and its number of heads.

@@ -63,7 +63,7 @@ def _observed(attention: Function, watch: Watch) -> Function:
 
 
 def operator_of(time_decay: Tensor, time_first: Tensor, key: Tensor) -> tuple[RecurrentOperator, float]:
-    """The weighted mean that every channel is, in float64 (arXiv 2305.13048, eq. 16 - 19).
+    """The weighted mean that every channel is, in float64 (arXiv 2305.13048).
 
     T_ij = e^{(i-1-j) w + k_j} / z_i for j < i and T_ii = e^{u + k_i} / z_i with w = -e^{time_decay}; z_i makes the sum
     of a row 1. As a recurrence with the largest exponent m_i so far taken out of the state, so that nothing
@@ -82,7 +82,7 @@ def operator_of(time_decay: Tensor, time_first: Tensor, key: Tensor) -> tuple[Re
     w, u, k = w.clamp_min(_STRONGEST), time_first.double(), key.double()
     a, b, c, diagonal = (torch.zeros_like(k) for _ in range(4))
     m, z, age = torch.full_like(w, -torch.inf), torch.zeros_like(w), torch.zeros_like(w)
-    lost = 0.0
+    lost = torch.zeros_like(w)
     for i in range(len(k)):
         top = torch.maximum(m, u + k[i])
         z_i = torch.exp(m - top) * z + torch.exp(u + k[i] - top)
@@ -91,7 +91,7 @@ def operator_of(time_decay: Tensor, time_first: Tensor, key: Tensor) -> tuple[Re
         a[i], b[i] = torch.exp(m + w - new), torch.exp(k[i] - new)
         if i:  # before the first token there is nothing to read
             c[i] = torch.exp(new - w - top) / z_i
-            lost = max(lost, _ROUNDOFF * float((m.abs() * torch.exp(m - top) * age / z_i).max().nan_to_num()))
+            lost = torch.maximum(lost, _ROUNDOFF * m.abs() * torch.exp(m - top) * age / z_i)
         m, z, age = new, a[i] * z + b[i], a[i] * (age + z)
     operator = RecurrentOperator(a.mT[..., None], b.mT[..., None], c.mT[..., None], diagonal=diagonal.mT)
-    return operator, lost
+    return operator, float(lost.max().nan_to_num())
