@@ -204,7 +204,7 @@ def _laguerre(qd: np.ndarray, lane: np.ndarray, last: int) -> None:
 def _sweep(qd: np.ndarray, lane: np.ndarray, last: int) -> None:
     """One dqds transformation of the entries 0 .. last, with the sums of Laguerre's bound for its result.
 
-    Blocks before FIRST get no shift.  The sums are tr C^-1 and tr C^-2 of C = B^T B, from the first two derivatives
+    Blocks before FIRST stay as they are: swept to no purpose, settled values drift.  The sums are tr C^-1 and tr C^-2 of C = B^T B, from the first two derivatives
     of log det(C - t I) at t = 0, all terms positive, at the cost of no further division.
     """
     for z in range(LANES):
@@ -216,15 +216,17 @@ def _sweep(qd: np.ndarray, lane: np.ndarray, last: int) -> None:
     for k in range(last):
         o = k * ROWS * LANES
         for z in range(LANES):
-            shift = lane[SHIFT * LANES + z] if k >= lane[FIRST * LANES + z] else 0.0
+            moving = k >= lane[FIRST * LANES + z]
+            shift = lane[SHIFT * LANES + z] if moving else 0.0
             next_shift = lane[SHIFT * LANES + z] if k + 1 >= lane[FIRST * LANES + z] else 0.0
             d = max(qd[o + D * LANES + z] - shift, lane[FLOOR * LANES + z])
             e = qd[o + E * LANES + z]
-            q = d + e
+            q = d + e if moving else d
             inverse = 1.0 / q
             next_q = qd[o + (ROWS + Q) * LANES + z]
-            e *= next_q * inverse
-            d *= next_q * inverse
+            ratio = next_q * inverse
+            d = d * ratio if moving & (e != 0.0) else next_q
+            e = e * ratio if moving else e
             qd[o + Q * LANES + z] = q
             qd[o + (ROWS + D) * LANES + z] = d
             qd[o + TAKEN * LANES + z] += shift

@@ -39,7 +39,7 @@ def spectrum(
     """
     cuts, back = _cuts(op, positions)
     for part, some in op.blocks(_block_size(op, len(cuts), memory)):
-        sigma = _singular_values(scaled(some, part.start), cuts, memory, part.start)
+        sigma = _singular_values(scaled(some, part.start), cuts, by_factors(op), memory, part.start)
         yield part, sigma if back is None else sigma[:, back]
 
 
@@ -82,7 +82,7 @@ def counts(op: StateSpaceOperator, sigma: Tensor, tolerances: Sequence[float] | 
         for k in doubtful.any(2).any(0).nonzero()[:, 0].tolist():
             one = slice(k, k + 1)
             x, t = scaled(op[one]).cpu(), tol[:, one].cpu()
-            exact = _singular_values(x, list(range(1, op.length)), MEMORY, k)
+            exact = _singular_values(x, list(range(1, op.length)), True, MEMORY, k)
             number[:, one] = tolerance_ess(exact, t).to(number.device)
             doubtful[:, one] = _doubtful(x.op, exact, t, size(x), True).to(number.device)
     return number, ~doubtful
@@ -105,7 +105,7 @@ def by_factors(op: StateSpaceOperator) -> bool:
 
 
 def _relative_error(op: StateSpaceOperator) -> float:
-    """A bound with room to spare: the largest error found was 12 EPS s at n = 128, 5 EPS s at L = 4096."""
+    """Ten times the largest error found over 22 families of recurrences, n up to 128 and L up to 600, and more."""
     return (16 + op.state + op.length) * EPS
 
 
@@ -125,10 +125,10 @@ def _doubtful(op: StateSpaceOperator, sigma: Tensor, tol: Tensor, s: Tensor, fac
     return (close & (torch.arange(op.state, device=sigma.device) < _rank_bound(op)[:, None])).any(-1)
 
 
-def _singular_values(x: Scaled, cuts: Sequence[int], memory: int, first: int) -> Tensor:
+def _singular_values(x: Scaled, cuts: Sequence[int], factors: bool, memory: int, first: int) -> Tensor:
     if not cuts:
         return x.scale.new_zeros(x.op.count, 0, x.op.state)
-    if by_factors(x.op):
+    if factors:
         sigma = recurrent_factors.singular_values(x.op, cuts, memory // 4)
     else:
         sigma = recurrent_gramians.singular_values(x.op, cuts)

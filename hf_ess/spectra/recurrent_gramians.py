@@ -37,7 +37,7 @@ def _at(op: RecurrentOperator, cuts: Sequence[int]) -> Tensor:
     P.diagonal(dim1=-2, dim2=-1).add_((d == 0).double())
     finite = (P.isfinite() & Q.isfinite()).all(-1).all(-1)
     P[~finite], Q[~finite] = torch.eye(op.state, dtype=P.dtype, device=P.device), torch.nan
-    F = _cholesky(P)
+    F = _factor(P)
     product = F.mT @ Q @ F
     product[~finite] = 0.0  # LAPACK is never shown NaN: it may not come back
     sigma = torch.linalg.eigvalsh(product).clamp_min_(0).sqrt_().flip(-1)
@@ -45,15 +45,15 @@ def _at(op: RecurrentOperator, cuts: Sequence[int]) -> Tensor:
     return sigma
 
 
-def _cholesky(P: Tensor) -> Tensor:
-    """Factor of P + jitter I: P is often singular, and then the jitter must outweigh its rounding errors."""
-    jitter = P.shape[-1] * EPS
-    while True:
-        P.diagonal(dim1=-2, dim2=-1).add_(jitter)
-        F, failed = torch.linalg.cholesky_ex(P)
-        if not failed.any():
-            return F
-        jitter *= 10
+def _factor(P: Tensor) -> Tensor:
+    """F with F F^T = P to rounding: a Cholesky factor, or where P is too near to singular, from its eigenvectors."""
+    P.diagonal(dim1=-2, dim2=-1).add_(P.shape[-1] * EPS)
+    F, failed = torch.linalg.cholesky_ex(P)
+    bad = failed != 0
+    if bad.any():
+        values, vectors = torch.linalg.eigh(P[bad])
+        F[bad] = vectors * values.clamp_min(0).sqrt()[..., None, :]
+    return F
 
 
 def _forward(op: RecurrentOperator, cuts: Sequence[int]) -> Tensor:
