@@ -89,6 +89,7 @@ def probe(
         BadInput, UnsupportedModel: the model, text or an option cannot be used, or no layer can be measured.
     """
     options = _options(tolerances, relative, entropy, norms, gate, keep, layers)
+    texts, ids = _items(text)
     if isinstance(model, LoadedModel):
         loaded = model
     else:
@@ -100,9 +101,16 @@ def probe(
             revision=revision,
             gguf_file=gguf_file,
             trust_remote_code=trust_remote_code,
+            with_tokenizer=ids is None,
         )
-    prompts = _prompts(loaded, text, max_tokens, parse_special)
-    notes = [*loaded.notes, *dict.fromkeys(note for p in prompts for note in check(p, loaded.model))]
+    if ids is not None:
+        prompts = [from_ids(loaded.tokenizer, ids, max_tokens=max_tokens)]
+    else:
+        prompts = [
+            tokenize(loaded.tokenizer, item, max_tokens=max_tokens, parse_special=parse_special) for item in texts
+        ]
+    warnings = [note for p in prompts for note in (*p.notes, *check(p, loaded.model))]
+    notes = list(dict.fromkeys([*loaded.notes, *warnings]))
     check_memory(max(len(p) for p in prompts), loaded.model)
     run = _Probe(loaded, prompts, options, progress)
     partial = None
@@ -144,21 +152,16 @@ def _options(
     return Options(tolerances, relative, entropy, norms, gate, keep, chosen)
 
 
-def _prompts(
-    loaded: LoadedModel, text: str | Sequence[str] | Sequence[int], max_tokens: int | None, parse_special: bool
-) -> list[Tokens]:
-    if isinstance(text, str):
-        text = [text]
-    items = text.tolist() if hasattr(text, "tolist") else list(text)
+def _items(text: str | Sequence[str] | Sequence[int]) -> tuple[list[str], list[int] | None]:
+    """What was given as text: texts, or the token ids of one text."""
+    items = [text] if isinstance(text, str) else text.tolist() if hasattr(text, "tolist") else list(text)
     if not items:
         raise BadInput("there is no text to measure")
     if all(isinstance(item, int) for item in items):
-        return [from_ids(loaded.tokenizer, items[:max_tokens])]
+        return [], items
     if not all(isinstance(item, str) for item in items):
         raise BadInput("text must be a string, a list of strings, or a list of token ids")
-    if loaded.tokenizer is None:
-        raise BadInput("a loaded model needs tokenizer= to measure text, or give token ids")
-    return [tokenize(loaded.tokenizer, item, max_tokens=max_tokens, parse_special=parse_special) for item in items]
+    return items, None
 
 
 class _Probe:

@@ -37,6 +37,7 @@ def provenance(loaded: LoadedModel) -> dict[str, Any]:
         "config_hash": loaded.config_hash,
         "files": loaded.files,
         "model_class": type(loaded.model).__name__,
+        "geometry": loaded.geometry,
         "model_dtype": loaded.dtype,
         "operator_dtype": "float64",
         "device": loaded.device,
