@@ -204,8 +204,9 @@ def _laguerre(qd: np.ndarray, lane: np.ndarray, last: int) -> None:
 def _sweep(qd: np.ndarray, lane: np.ndarray, last: int) -> None:
     """One dqds transformation of the entries 0 .. last, with the sums of Laguerre's bound for its result.
 
-    Blocks before FIRST stay as they are: swept to no purpose, settled values drift.  The sums are tr C^-1 and tr C^-2 of C = B^T B, from the first two derivatives
-    of log det(C - t I) at t = 0, all terms positive, at the cost of no further division.
+    Blocks before FIRST stay as they are: swept to no purpose, settled values drift.  The sums are tr C^-1 and
+    tr C^-2 of C = B^T B, from the first two derivatives of log det(C - t I) at t = 0: all terms are positive, and
+    they cost no further division.
     """
     for z in range(LANES):
         qd[D * LANES + z] = qd[Q * LANES + z]
