@@ -15,7 +15,7 @@ from hf_ess.adapters.base import MixerCall, Watch
 from hf_ess.adapters.inventory import Inventory, is_mixer, layer_number, mixes_along_the_text
 from hf_ess.adapters.registry import adapters
 from hf_ess.errors import BadInput, NonFiniteOperator, VerificationFailed
-from hf_ess.operators import Operator
+from hf_ess.operators import DenseOperator, Operator, SoftmaxAttention
 from hf_ess.verification import relative_error, rounding
 
 
@@ -224,9 +224,7 @@ class _Run:
             if path in self.called and not _related(path, accounted | set(out)):
                 reason = "no sequence mixer of a known kind was found in this layer"
                 out[path] = SkippedLayer(layer_number(path), path, type(module).__name__, reason)
-        listed = out.values()
-        if self.layers is not None:
-            listed = [x for x in listed if x.layer is None or x.layer in self.layers]
+        listed = [x for x in out.values() if self.layers is None or x.layer is None or x.layer in self.layers]
         return sorted(listed, key=lambda x: (x.layer is None, x.layer, x.module))
 
 
@@ -241,12 +239,11 @@ def _unknown(module: nn.Module) -> str:
 
 def _not_causal(operator: Operator) -> str | None:
     """Checks the upper triangle of T where T is made of a mask; a recurrence is causal by its form."""
-    visible = getattr(operator, "visible", None)
-    if visible is not None:
-        above = torch.ones(operator.length, operator.length, dtype=torch.bool, device=visible().device).triu(1)
-        if not (visible() & above).any():
+    if isinstance(operator, SoftmaxAttention):
+        visible = operator.visible()
+        if not visible.triu(1).any():
             return None
-    elif not hasattr(operator, "matrix"):
+    elif not isinstance(operator, DenseOperator):
         return None
     largest = max(float(block.dense().triu(1).abs().max()) for _, block in operator.blocks(8))
     return f"its operator is not causal: |T_ij| up to {largest:.3g} above the diagonal" if largest > 0 else None
@@ -275,12 +272,14 @@ def _as_found(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def _eager_attention(model: nn.Module) -> Iterator[None]:
     """Attention "eager" inside, in the model and in every part with a configuration of its own."""
-    configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
-    before = [(c, c._attn_implementation_internal) for c in configs.values() if hasattr(c, "_attn_implementation_internal")]
+    name = "_attn_implementation_internal"
+    configs = {id(c): c for m in model.modules() if hasattr(c := getattr(m, "config", None), name)}
+    before = [(config, getattr(config, name)) for config in configs.values()]
+    switch: Any = getattr(model, "set_attn_implementation", None)
     try:
-        if any(value != "eager" for _, value in before) and hasattr(model, "set_attn_implementation"):
-            model.set_attn_implementation("eager")
+        if switch is not None and any(value != "eager" for _, value in before):
+            switch("eager")
         yield
     finally:
         for config, value in before:
-            config._attn_implementation_internal = value
+            setattr(config, name, value)

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from hf_ess import delimiters as delims
 from hf_ess.capturing import CapturedLayer, SkippedLayer, capture
 from hf_ess.errors import BadInput, HfEssError, UnsupportedModel
 from hf_ess.loading import LoadedModel, load
-from hf_ess.provenance import provenance
-from hf_ess.quieting import quiet
-from hf_ess.recording import Options, record, unmeasured
+from hf_ess.loading.quieting import quiet
 from hf_ess.results import SCHEMA_VERSION, TOKENS_SCHEMA, Result
+from hf_ess.results.provenance import provenance
+from hf_ess.results.recording import Options, record, unmeasured
+from hf_ess.results.totals import over_layers
+from hf_ess.results.writing import PartialResult
 from hf_ess.spectra.ess import measure
-from hf_ess.limits import check, check_memory
-from hf_ess.tokens import Tokens, from_ids, tokenize
-from hf_ess.totals import over_layers
-from hf_ess.writing import PartialResult
+from hf_ess.text import delimiters as delims
+from hf_ess.text.limits import check, check_memory
+from hf_ess.text.tokens import Tokens, from_ids, tokenize
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -154,7 +154,7 @@ def _options(
 
 def _items(text: str | Sequence[str] | Sequence[int]) -> tuple[list[str], list[int] | None]:
     """What was given as text: texts, or the token ids of one text."""
-    items = [text] if isinstance(text, str) else text.tolist() if hasattr(text, "tolist") else list(text)
+    items: list[Any] = [text] if isinstance(text, str) else text.tolist() if hasattr(text, "tolist") else list(text)
     if not items:
         raise BadInput("there is no text to measure")
     if all(isinstance(item, int) for item in items):
@@ -167,9 +167,7 @@ def _items(text: str | Sequence[str] | Sequence[int]) -> tuple[list[str], list[i
 class _Probe:
     """One run over all prompts."""
 
-    def __init__(
-        self, loaded: LoadedModel, prompts: list[Tokens], options: Options, progress: Progress | None
-    ) -> None:
+    def __init__(self, loaded: LoadedModel, prompts: list[Tokens], options: Options, progress: Progress | None) -> None:
         self.loaded, self.prompts, self.options, self.progress = loaded, prompts, options, progress
         self.infos: list[dict[str, Any]] = []
         self.tables: list[pa.Table] = []
@@ -231,9 +229,10 @@ class _Probe:
             self.infos.append(info)
             self.tables.append(table)
             if self.progress:
-                self.progress(number, len(self.prompts), done, self.loaded.layers, layer.module)
+                self.progress(number, len(self.prompts), done, self.loaded.layers or done, layer.module)
 
         wanted = None if self.options.layers is None else set(self.options.layers)
+        assert self.loaded.model is not None
         with quiet():  # transformers explains at length that it runs without CUDA kernels
             skipped = capture(self.loaded.model, tokens.ids, on_layer, layers=wanted)
         for layer in skipped:

@@ -8,8 +8,8 @@ import torch
 
 import hf_ess
 from hf_ess import BadInput, UnsupportedModel
-from hf_ess.limits import check_memory
 from hf_ess.spectra.reference import all_spectra, entropy_ess
+from hf_ess.text.limits import check_memory
 from tests.adapters.contract import captured, token_ids
 from tests.tiny import tiny_checkpoint, tiny_model, tiny_tokenizer
 

@@ -51,7 +51,9 @@ def _observed(scan: Callable[..., Any], watch: Watch) -> Callable[..., Any]:
         result = scan(*args, **kwargs)
         *features, bias, softplus = _features(*args, **kwargs)
         if features[0].shape[0] != 1:
-            watch.refuse(watch.running[-1], f"it ran on a batch of {features[0].shape[0]} sequences where one was given")
+            watch.refuse(
+                watch.running[-1], f"it ran on a batch of {features[0].shape[0]} sequences where one was given"
+            )
             return result
         # The mixing alone (no skip D, no gate z) by the model's own function: once in float32, as the reference,
         # and where the model runs in less, once as the model ran it, to tell what its own rounding costs.

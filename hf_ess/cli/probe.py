@@ -33,12 +33,16 @@ def command(
         list[str] | None, typer.Option("--text", help="File with the text; - reads standard input. Repeatable.")
     ] = None,
     prompt: Annotated[list[str] | None, typer.Option("--prompt", help="The text itself. Repeatable.")] = None,
-    dataset: Annotated[str | None, typer.Option("--dataset", help="Source for datasets: Hub id, file or folder.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option("--dataset", help="Source for datasets: Hub id, file or folder.")
+    ] = None,
     split: Annotated[str, typer.Option("--split", help="Split of the dataset.")] = "train",
     field: Annotated[str, typer.Option("--field", help="Field of the dataset that holds the text.")] = "text",
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Number of rows of the dataset.")] = None,
     encoding: Annotated[str, typer.Option("--encoding", help="Encoding of text files.")] = "utf-8",
-    tokenizer: Annotated[str | None, typer.Option("--tokenizer", help="Tokenizer id or folder, if not the model's.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option("--tokenizer", help="Tokenizer id or folder, if not the model's.")
+    ] = None,
     special: Annotated[
         bool, typer.Option("--special/--literal", help="Whether special tokens typed in the text become those tokens.")
     ] = True,
@@ -53,7 +57,8 @@ def command(
         bool, typer.Option("--norms", help="Also sigma_1 and stable rank at every position (slow for attention).")
     ] = False,
     gate: Annotated[
-        float | None, typer.Option("--gate", help="Entropy-ESS is null where sigma_1 is below; default the smallest --tol.")
+        float | None,
+        typer.Option("--gate", help="Entropy-ESS is null where sigma_1 is below; default the smallest --tol."),
     ] = None,
     delimiter: Annotated[
         list[str] | None,
@@ -61,12 +66,17 @@ def command(
     ] = None,
     layers: Annotated[str | None, typer.Option("--layers", help="Layers to measure, such as 0,4,8-12.")] = None,
     keep: Annotated[
-        str, typer.Option("--keep", help="auto: heads and channels of layers with at most 1,024; units: all; reductions: none.")
+        str,
+        typer.Option(
+            "--keep", help="auto: heads and channels of layers with at most 1,024; units: all; reductions: none."
+        ),
     ] = "auto",
     max_tokens: Annotated[
         int | None, typer.Option("--max-tokens", min=2, help="Measure the first N tokens of each text.")
     ] = None,
-    dtype: Annotated[str, typer.Option("--dtype", help="Dtype of the model: auto, float32, bfloat16, float16.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option("--dtype", help="Dtype of the model: auto, float32, bfloat16, float16.")
+    ] = "auto",
     device_map: Annotated[
         str | None, typer.Option("--device-map", help="Where the model goes: auto, cpu, cuda, cuda:1 ...")
     ] = None,
@@ -89,7 +99,7 @@ def command(
     from hf_ess.probing import DEFAULT_TOLERANCES, probe
 
     if output is not None:
-        from hf_ess.results import refuse_existing
+        from hf_ess.results.files import refuse_existing
 
         refuse_existing(output, overwrite)  # before anything slow
     chosen = _layers(layers)
@@ -148,7 +158,7 @@ def _texts(
     limit: int | None,
     encoding: str,
 ) -> list[str]:
-    from hf_ess.texts import read_dataset, read_text
+    from hf_ess.text.reading import read_dataset, read_text
 
     if sum(bool(source) for source in (files, prompts, dataset)) != 1:
         raise BadInput("give the text one way: --text FILE (or - for standard input), --prompt STRING, or --dataset ID")

@@ -20,9 +20,7 @@ class DenseOperator(Operator):
             size of the trivial realisation, which remembers all inputs.
     """
 
-    def __init__(
-        self, matrix: Tensor, multiplicity: int = 1, block: int = 1, state_size: Tensor | None = None
-    ) -> None:
+    def __init__(self, matrix: Tensor, multiplicity: int = 1, block: int = 1, state_size: Tensor | None = None) -> None:
         if matrix.dim() == 2:
             matrix = matrix[None]
         if matrix.dim() != 3 or matrix.shape[1] != matrix.shape[2]:

@@ -82,9 +82,7 @@ def as_operator(operator: Operator | Tensor) -> Operator:
     return DenseOperator(operator.reshape(-1, *operator.shape[-2:]))
 
 
-def _dense(
-    operator: Operator, tolerances: list[float], entropy: bool, sigma_1: bool, relative: bool
-) -> Measurement:
+def _dense(operator: Operator, tolerances: list[float], entropy: bool, sigma_1: bool, relative: bool) -> Measurement:
     parts = []
     block = getattr(operator, "block", 1)
     for _, some in operator.blocks(max(1, _ROOM // (operator.length * block) ** 2)):

@@ -27,7 +27,9 @@ def captured(model: Any, ids: torch.Tensor) -> tuple[list[CapturedLayer], list[S
     return layers, skipped
 
 
-def check(model: Any, mixers: int, kinds: set[str] | None = None, ids: torch.Tensor | None = None) -> list[CapturedLayer]:
+def check(
+    model: Any, mixers: int, kinds: set[str] | None = None, ids: torch.Tensor | None = None
+) -> list[CapturedLayer]:
     """The whole contract on one model.
 
     Args:
@@ -80,9 +82,7 @@ def assert_engine_is_svd(layer: CapturedLayer) -> None:
 def state(model: Any) -> dict[str, Any]:
     """What capture must leave as it was."""
     return {
-        "attention": [
-            getattr(getattr(m, "config", None), "_attn_implementation", None) for m in model.modules()
-        ],
+        "attention": [getattr(getattr(m, "config", None), "_attn_implementation", None) for m in model.modules()],
         "hooks": [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()],
         "training": [m.training for m in model.modules()],
         "rng": torch.random.get_rng_state().tolist(),

@@ -71,7 +71,9 @@ def test_window_of_one_remembers_nothing():
     model = tiny_model("mistral", sliding_window=1)
     layers, _ = captured(model, token_ids(model))
     for layer in layers:
-        assert torch.equal(layer.operator.dense(), torch.eye(32, dtype=torch.float64).expand(layer.operator.count, -1, -1))
+        assert torch.equal(
+            layer.operator.dense(), torch.eye(32, dtype=torch.float64).expand(layer.operator.count, -1, -1)
+        )
         assert (layer.operator.tss() == 0).all()
 
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -140,7 +141,7 @@ def test_plot_draws_a_saved_result(checkpoint, text, tmp_path, capsys):
     assert run(["probe", checkpoint, "--text", text, "-o", str(out), "--no-plots", "-q"]) == 0
     assert run(["plot", str(out), "-o", str(tmp_path / "pictures")]) == 0
     paths = capsys.readouterr().out.split()
-    assert paths and all(open(p, "rb").read(4) == b"\x89PNG" for p in paths)
+    assert paths and all(Path(p).read_bytes()[:4] == b"\x89PNG" for p in paths)
     assert "no summary.json" in refused(["plot", str(tmp_path)], capsys)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from hf_ess.errors import BadInput
 
 if TYPE_CHECKING:
-    from hf_ess.tokens import Tokens
+    from hf_ess.text.tokens import Tokens
 
 # Names that modelling files give to a table with one learned (or precomputed) row per position.
 TABLES = (

@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hf_ess.checkpoints import check_gguf, check_safetensors, find_weights
 from hf_ess.errors import BadInput, UnsupportedModel
 from hf_ess.loading import load
+from hf_ess.loading.checkpoints import check_gguf, check_safetensors, find_weights
 from tests.tiny import tiny_checkpoint, tiny_tokenizer
 
 SAFE, INDEX = "model.safetensors", "model.safetensors.index.json"

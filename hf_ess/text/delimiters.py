@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hf_ess.errors import BadInput
 
 if TYPE_CHECKING:
-    from hf_ess.tokens import Tokens
+    from hf_ess.text.tokens import Tokens
 
 DEFAULT = ("eos", ".", ">", "}", "\n")
 

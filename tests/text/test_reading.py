@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_ess.errors import BadInput
-from hf_ess.texts import read_dataset, read_text
+from hf_ess.text.reading import read_dataset, read_text
 
 
 def written(folder: Path, data: bytes, name: str = "text.txt") -> Path:

@@ -221,7 +221,7 @@ def _local(datasets: Any, path: Path) -> Any:
 def _from_hub(datasets: Any, name: str) -> Any:
     from huggingface_hub import HfApi, constants
 
-    from hf_ess import hub
+    from hf_ess.loading import hub
 
     repo_id, _, configuration = name.partition(":")
     if repo_id.startswith(("/", ".", "~")) or repo_id.count("/") > 1 or Path(repo_id).suffix in (".jsonl", ".csv"):
@@ -235,7 +235,7 @@ def _from_hub(datasets: Any, name: str) -> Any:
 
 
 def _cause(error: BaseException) -> str:
-    from hf_ess.configs import first_line
+    from hf_ess.loading.configs import first_line
 
     cause = error.__cause__ if "generating the dataset" in str(error) and error.__cause__ else error
     return first_line(cause)

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_ess.delimiters import DEFAULT, eos_ids, find, special_id, unescape
 from hf_ess.errors import BadInput
-from hf_ess.tokens import from_ids, tokenize
-from tests.test_tokens import byte_level, sentencepiece
+from hf_ess.text.delimiters import DEFAULT, eos_ids, find, special_id, unescape
+from hf_ess.text.tokens import from_ids, tokenize
+from tests.text.test_tokens import byte_level, sentencepiece
 from tests.tiny import EOS, EOT, TEXT, tiny_model, tiny_tokenizer
 
 

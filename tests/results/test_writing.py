@@ -12,7 +12,7 @@ import pytest
 
 from hf_ess import BadInput, HfEssError
 from hf_ess.results import ESS_SCHEMA, TOKENS_SCHEMA, Result, ess_table, load_result
-from hf_ess.writing import PartialResult
+from hf_ess.results.writing import PartialResult
 
 
 def some_rows(n=3):
@@ -90,7 +90,7 @@ def test_unwritable_output():
 
 
 def test_not_a_result(tmp_path):
-    with pytest.raises(BadInput, match="no summary.json"):
+    with pytest.raises(BadInput, match=r"no summary\.json"):
         load_result(tmp_path)
     some_result().save(tmp_path / "out")
     summary = tmp_path / "out" / "summary.json"
@@ -148,7 +148,7 @@ def test_nothing_is_left_where_nothing_was_finished(tmp_path):
 def test_two_writers_do_not_mix(tmp_path):
     out = tmp_path / "out"
     code = (
-        "import sys, pathlib; from hf_ess.writing import PartialResult; from hf_ess import BadInput\n"
+        "import sys, pathlib; from hf_ess.results.writing import PartialResult; from hf_ess import BadInput\n"
         "try: PartialResult(pathlib.Path(sys.argv[1]), {})\n"
         "except BadInput as e: sys.exit(str(e))"
     )
@@ -158,21 +158,21 @@ def test_two_writers_do_not_mix(tmp_path):
 
 
 def test_full_disk_says_what_was_kept(tmp_path, monkeypatch):
-    from hf_ess import results
+    from hf_ess.results import files
 
     def full(table, path):
         raise OSError(28, "No space left on device")
 
     with PartialResult(tmp_path / "out", {}) as partial:
         partial.put(0, "a", 0, {}, some_rows())
-        monkeypatch.setattr(results, "write_table", full)
-        with pytest.raises(HfEssError, match="No space left on device.*goes on from them"):
+        monkeypatch.setattr(files, "write_table", full)
+        with pytest.raises(HfEssError, match=r"No space left on device.*goes on from them"):
             partial.put(0, "b", 0, {}, some_rows())
         assert partial.get(0, "a", 0) is not None
 
 
 def test_json_is_strict(tmp_path):
-    from hf_ess.results import write_json
+    from hf_ess.results.files import write_json
 
     with pytest.raises(ValueError):
         write_json({"x": float("nan")}, tmp_path / "x.json")

@@ -1,0 +1,66 @@
+"""Files that are whole or not there: strict JSON, parquet, and a directory that is renamed into place."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hf_ess.errors import BadInput
+
+
+def partial_path(target: Path) -> Path:
+    """Where a result is built before it is whole: DIR.partial beside DIR."""
+    return target.with_name(target.name + ".partial")
+
+
+def refuse_existing(target: Path, overwrite: bool) -> None:
+    """Raises BadInput where the target exists and may not be replaced, or is not ours to replace."""
+    if not target.exists() and not target.is_symlink():
+        return
+    if not target.is_dir():
+        raise BadInput(f"the output path {target} is a file; name a directory that does not exist yet")
+    if not overwrite:
+        raise BadInput(f"{target} exists already; choose another output directory or pass --overwrite")
+    if any(target.iterdir()) and not (target / "summary.json").is_file():
+        raise BadInput(f"{target} holds files that are not a result of hf-ess; it is not overwritten")
+
+
+def write_json(value: Any, path: Path) -> None:
+    """Durable, strict JSON: NaN and infinity are refused, so other programs can read it."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    _write_durably(path, lambda f: f.write(text.encode("utf-8")))
+
+
+def write_table(table: pa.Table, path: Path) -> None:
+    """Durable parquet, zstd."""
+    _write_durably(path, lambda f: pq.write_table(table, f, compression="zstd"))
+
+
+def _write_durably(path: Path, write: Any) -> None:
+    temporary = path.with_name(path.name + ".writing")
+    try:
+        with open(temporary, "wb") as f:
+            write(f)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def publish(partial: Path, target: Path) -> None:
+    """Renames the finished directory into place; a result that it replaces goes only after that."""
+    old = None
+    if target.exists():
+        old = target.with_name(f"{target.name}.replaced-{os.getpid()}")
+        target.rename(old)
+    partial.rename(target)
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,48 @@
+"""Where a number came from: model, software, machine and command."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import sys
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hf_ess.loading import LoadedModel
+
+_PACKAGES = ("hf-ess", "torch", "transformers", "accelerate", "tokenizers", "safetensors", "numpy", "numba", "gguf")
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of what computes the numbers; None where a package is not installed."""
+    out: dict[str, str | None] = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            out[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            out[name] = None
+    return out
+
+
+def provenance(loaded: LoadedModel) -> dict[str, Any]:
+    """What a result says of its origin."""
+    import torch
+
+    return {
+        "model": loaded.name,
+        "source": loaded.source,
+        "revision": loaded.revision,
+        "weights_hash": loaded.weights_hash,
+        "config_hash": loaded.config_hash,
+        "files": loaded.files,
+        "model_class": type(loaded.model).__name__,
+        "geometry": loaded.geometry,
+        "model_dtype": loaded.dtype,
+        "operator_dtype": "float64",
+        "device": loaded.device,
+        "threads": torch.get_num_threads(),
+        "versions": versions(),
+        "command": " ".join(sys.argv) if sys.argv else None,
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
