@@ -83,11 +83,11 @@ def _of_lanes(M: np.ndarray, sigma: np.ndarray, work: tuple[np.ndarray, ...], n:
                 M[i, j, z] *= scratch[0, z]
         M[i, i + 1 :] = 0.0
     _bidiagonalise(M, qd, scratch, n)
-    converged = _all_values(qd, lane, n)
+    _all_values(qd, lane, n)
     for k in range(n):
         for z in range(LANES):
             square = qd[(k * ROWS + Q) * LANES + z] + qd[(k * ROWS + TAKEN) * LANES + z]
-            sigma[k, z] = top[z] * np.sqrt(square) if converged else np.nan
+            sigma[k, z] = top[z] * np.sqrt(square)
     for k in range(1, n):  # insertion sort, compare-exchange only
         for j in range(k, 0, -1):
             for z in range(LANES):
@@ -147,8 +147,8 @@ def _reflector(head: np.ndarray, norm2: np.ndarray, scale: np.ndarray) -> None:
 
 
 @inlined
-def _all_values(qd: np.ndarray, lane: np.ndarray, n: int) -> bool:
-    """Eigenvalues of B B^T as rows Q + TAKEN of qd, unsorted; False if a lane did not converge (NaN in it).
+def _all_values(qd: np.ndarray, lane: np.ndarray, n: int) -> None:
+    """Eigenvalues of B B^T as rows Q + TAKEN of qd, unsorted; NaN if a lane did not converge.
 
     dqds (Fernando and Parlett, Numer. Math. 67, 1994): each sweep takes a shift off all eigenvalues of a block, and
     the smallest comes out at its end.  The shift is Laguerre's lower bound of the smallest eigenvalue from the traces
@@ -173,16 +173,16 @@ def _all_values(qd: np.ndarray, lane: np.ndarray, n: int) -> bool:
     while last > 0:
         split = True
         for z in range(LANES):
-            split = split & (qd[((last - 1) * ROWS + E) * LANES + z] == 0.0)
+            split = split & ~(qd[((last - 1) * ROWS + E) * LANES + z] > 0.0)  # or NaN: no hope for that lane
         if split:
             last -= 1
             continue
-        if sweeps == 100 * n:
-            return False
+        if sweeps == 100 * n:  # never seen: about 4 n suffice
+            qd[:] = np.nan
+            return
         _laguerre(qd, lane, last)
         _sweep(qd, lane, last)
         sweeps += 1
-    return True
 
 
 @inlined

@@ -114,9 +114,10 @@ def by_qr(op: RecurrentOperator, cuts: Sequence[int]) -> Tensor:
         factor = op.adjoint_transition(i, _square(torch.cat([factor, c], 2)))
         if i in wanted:
             product = factor.mT @ kept.pop(i)
-            # LAPACK is never shown NaN: it may not come back.
-            finite = bool(product.isfinite().all())
-            sigma[:, wanted[i]] = torch.linalg.svdvals(product) if finite else torch.nan
+            finite = product.isfinite().all(2).all(1)
+            product[~finite] = 0.0  # LAPACK is never shown NaN: it may not come back
+            sigma[:, wanted[i]] = torch.linalg.svdvals(product)
+            sigma[~finite, wanted[i]] = torch.nan
     return sigma
 
 
