@@ -142,10 +142,11 @@ def _layer(
             add("tolerance", tolerance, None, values, unit)
         for name, values in _reduced(units, _width(layer)).items():
             add("tolerance", tolerance, name, values)
-        add("utilisation", tolerance, "mean", (units / tss).mean(0))
+        used = np.divide(units, tss, out=np.full_like(units, np.nan), where=tss > 0)
+        add("utilisation", tolerance, "mean", used.mean(0))
         add("saturation", tolerance, "mean", (units / np.maximum(bound, 1)).mean(0))
         info["ess"].append(float(units.mean()))
-        info["utilisation"].append(float((units / tss).mean()))
+        info["utilisation"].append(float(np.nanmean(used)) if np.isfinite(used).any() else None)
         info["saturation"].append(0.5)
         info["unresolved"].append(0)
     entropy = np.where(wiped < 0.3, np.nan, 0.7 * bound * wiped)
