@@ -12,6 +12,10 @@ __version__ = "0.1.0"
 
 _HOME = {
     "probe": "hf_ess.probing",
+    "verify": "hf_ess.verification",
+    "register": "hf_ess.adapters.registry",
+    "MixerCall": "hf_ess.adapters.base",
+    "Watch": "hf_ess.adapters.base",
     "capture": "hf_ess.capturing",
     "load_result": "hf_ess.results",
     "Result": "hf_ess.results",
@@ -22,6 +26,10 @@ _HOME = {
     "RecurrentOperator": "hf_ess.operators",
     "SelectiveScan": "hf_ess.operators",
     "SoftmaxAttention": "hf_ess.operators",
+    "StateSpaceOperator": "hf_ess.operators",
+    "SSDScan": "hf_ess.operators",
+    "DeltaRule": "hf_ess.operators",
+    "ConvolutionOperator": "hf_ess.operators",
     "HfEssError": "hf_ess.errors",
     "BadInput": "hf_ess.errors",
     "UnsupportedModel": "hf_ess.errors",
@@ -32,12 +40,24 @@ _HOME = {
 __all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
+    from hf_ess.adapters.base import MixerCall, Watch
+    from hf_ess.adapters.registry import register
     from hf_ess.capturing import capture
     from hf_ess.errors import BadInput, HfEssError, NonFiniteOperator, UnsupportedModel, VerificationFailed
-    from hf_ess.operators import DenseOperator, RecurrentOperator, SelectiveScan, SoftmaxAttention
+    from hf_ess.operators import (
+        ConvolutionOperator,
+        DeltaRule,
+        DenseOperator,
+        RecurrentOperator,
+        SelectiveScan,
+        SoftmaxAttention,
+        SSDScan,
+        StateSpaceOperator,
+    )
     from hf_ess.probing import probe
     from hf_ess.results import Result, load_result
     from hf_ess.spectra.ess import entropy_ess, singular_values, tolerance_ess
+    from hf_ess.verification import verify
 
 
 def __getattr__(name: str) -> Any:

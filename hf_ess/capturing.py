@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from hf_ess.adapters.base import MixerCall, Watch
 from hf_ess.adapters.inventory import Inventory, is_mixer, layer_number, mixes_along_the_text
 from hf_ess.adapters.registry import adapters
+from hf_ess.agreement import relative_error, rounding
 from hf_ess.errors import BadInput, NonFiniteOperator, VerificationFailed
 from hf_ess.operators import DenseOperator, Operator, SoftmaxAttention
-from hf_ess.verification import relative_error, rounding
 
 
 @dataclass

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from hf_ess.adapters.base import MixerCall, Watch
 from hf_ess.adapters.registry import register
+from hf_ess.adapters.seams import Function, is_low, no_operator, observing, raised
 from hf_ess.operators import SelectiveScan
-
-_SCAN = "mamba_selective_scan"
 
 
 @register
@@ -26,40 +23,24 @@ class Mamba:
 
     @contextmanager
     def watch(self, watch: Watch) -> Iterator[None]:
-        files = {type(m).__module__ for m in watch.model.modules()}
-        with ExitStack() as stack:
-            for name in sorted(files):
-                if hasattr(sys.modules.get(name), _SCAN):
-                    stack.enter_context(_replaced(sys.modules[name], _SCAN, watch))
+        with observing(watch, "mamba_selective_scan", _observed):
             yield
 
 
-@contextmanager
-def _replaced(file: Any, name: str, watch: Watch) -> Iterator[None]:
-    scan = getattr(file, name)
-    setattr(file, name, _observed(scan, watch))
-    try:
-        yield
-    finally:
-        setattr(file, name, scan)
-
-
-def _observed(scan: Callable[..., Any], watch: Watch) -> Callable[..., Any]:
-    """The scan that the name is bound to (torch, mamba_ssm, a hub kernel), with its arguments handed to the watch."""
+def _observed(scan: Function, watch: Watch) -> Function:
+    """The scan, with its arguments handed to the watch."""
 
     def observed(*args: Any, **kwargs: Any) -> Any:
         result = scan(*args, **kwargs)
         *features, bias, softplus = _features(*args, **kwargs)
-        if features[0].shape[0] != 1:
-            watch.refuse(
-                watch.running[-1], f"it ran on a batch of {features[0].shape[0]} sequences where one was given"
-            )
+        reason = no_operator(features[0].shape[0])
+        if reason:
+            watch.refuse(watch.running[-1], reason)
             return result
         # The mixing alone (no skip D, no gate z) by the model's own function: once in float32, as the reference,
         # and where the model runs in less, once as the model ran it, to tell what its own rounding costs.
-        reference = scan(*map(_raised, features), delta_bias=_raised(bias), delta_softplus=softplus)
-        low = features[0].dtype not in (torch.float32, torch.float64)
-        output = scan(*features, delta_bias=bias, delta_softplus=softplus) if low else None
+        reference = scan(*map(raised, features), delta_bias=raised(bias), delta_softplus=softplus)
+        output = scan(*features, delta_bias=bias, delta_softplus=softplus) if is_low(features[0]) else None
         u, dt, A, B, C = (x[0] if x.dim() == 3 else x for x in features)
         watch.record(
             MixerCall(
@@ -109,7 +90,3 @@ def operator_of(
     if bias is not None:
         dt = dt + bias.double()[:, None]
     return SelectiveScan(F.softplus(dt) if softplus else dt, A, B.mT, C.mT)
-
-
-def _raised(x: Tensor | None) -> Tensor | None:
-    return x if x is None or x.dtype == torch.float64 else x.float()

@@ -1,9 +1,17 @@
-"""The one place where adapters are registered."""
+"""The one place where adapters are registered: by this decorator, here or in another package."""
 
 from __future__ import annotations
 
-from hf_ess.adapters.base import Adapter
+import functools
+from importlib import import_module, metadata
 
+from hf_ess.adapters.base import Adapter
+from hf_ess.errors import HfEssError
+
+#: Entry-point group in which other packages name modules that register adapters.
+GROUP = "hf_ess.adapters"
+
+_OWN = ("delta", "lightning", "mamba", "mamba2", "mlstm", "rglru", "rwkv", "shortconv", "softmax")
 _ADAPTERS: dict[str, Adapter] = {}
 
 
@@ -11,26 +19,36 @@ def register(adapter: type[Adapter]) -> type[Adapter]:
     """Class decorator: makes a family of mixers known under its kind.
 
     Raises:
-        ValueError: the kind is taken.
+        ValueError: the kind is taken by another class.
     """
-    if adapter.kind in _ADAPTERS:
-        raise ValueError(f"an adapter for {adapter.kind!r} is registered already")
+    taken = _ADAPTERS.get(adapter.kind)
+    if taken is not None and type(taken).__qualname__ != adapter.__qualname__:
+        raise ValueError(f"an adapter for {adapter.kind!r} is registered already: {type(taken).__module__}")
     _ADAPTERS[adapter.kind] = adapter()
     return adapter
 
 
 def adapters() -> list[Adapter]:
-    """All registered adapters, in order of registration."""
-    from hf_ess.adapters import (  # noqa: F401  (importing a family registers it)
-        delta,
-        lightning,
-        mamba,
-        mamba2,
-        mlstm,
-        rglru,
-        rwkv,
-        shortconv,
-        softmax,
-    )
+    """All registered adapters: those of this package, then those of others, in order of registration.
 
+    Raises:
+        HfEssError: a package in the entry-point group cannot be imported.
+    """
+    _import_all()
     return list(_ADAPTERS.values())
+
+
+@functools.lru_cache(maxsize=1)
+def _import_all() -> None:
+    """Importing a family registers it; other packages are found by their entry points."""
+    for name in _OWN:
+        import_module(f"hf_ess.adapters.{name}")
+    for entry in metadata.entry_points(group=GROUP):
+        try:
+            entry.load()
+        except Exception as error:
+            package = entry.dist.name if entry.dist else entry.value
+            raise HfEssError(
+                f"the adapter {entry.name!r} of the installed package {package} cannot be imported: {error}; "
+                "update or uninstall that package"
+            ) from error
