@@ -77,14 +77,15 @@ def counts(op: StateSpaceOperator, sigma: Tensor, tolerances: Sequence[float] | 
     """
     tol = _tolerances(tolerances, op.count).to(sigma.device)
     number = tolerance_ess(sigma, tol)
-    doubtful = _doubtful(op, sigma, tol, _sizes(op), by_factors(op))
+    doubtful = _doubtful(op, sigma, tol, number, _sizes(op), by_factors(op))
     if not by_factors(op):
         for k in doubtful.any(2).any(0).nonzero()[:, 0].tolist():
             one = slice(k, k + 1)
             x, t = scaled(op[one]).cpu(), tol[:, one].cpu()
             exact = _singular_values(x, list(range(1, op.length)), True, MEMORY, k)
-            number[:, one] = tolerance_ess(exact, t).to(number.device)
-            doubtful[:, one] = _doubtful(x.op, exact, t, size(x), True).to(number.device)
+            again = tolerance_ess(exact, t)
+            number[:, one] = again.to(number.device)
+            doubtful[:, one] = _doubtful(x.op, exact, t, again, size(x), True).to(number.device)
     return number, ~doubtful
 
 
@@ -114,15 +115,17 @@ def _sizes(op: StateSpaceOperator) -> Tensor:
     return torch.cat([size(scaled(some, part.start)) for part, some in op.blocks(block)])
 
 
-def _doubtful(op: StateSpaceOperator, sigma: Tensor, tol: Tensor, s: Tensor, factors: bool) -> Tensor:
+def _doubtful(op: StateSpaceOperator, sigma: Tensor, tol: Tensor, number: Tensor, s: Tensor, factors: bool) -> Tensor:
     """Where a singular value is within its error of the tolerance, (tolerance, operator, L-1)."""
     tol = tol[:, :, None] * (1 - TIE)
     r = _relative_error(op)
-    # What is wrong by r s^2 in the square is wrong by at most r s^2 / tol within that distance of tol.
+    # What is wrong by r s^2 in the square is wrong by at most r s^2 / tol at that distance of tol.
     error = r * s if factors else torch.minimum(r**0.5 * s, r * s * s / tol)
-    close = (sigma - tol[..., None]).abs() <= error[..., None]
+    sigma = sigma.expand(len(tol), -1, -1, -1)
+    above = sigma.gather(-1, (number - 1).clamp_min(0)[..., None])[..., 0]
+    below = sigma.gather(-1, number.clamp_max(op.state - 1)[..., None])[..., 0]
     # Values beyond min(i, L-i, n) are 0 by structure and not by computation: no doubt about them.
-    return (close & (torch.arange(op.state, device=sigma.device) < _rank_bound(op)[:, None])).any(-1)
+    return ((number > 0) & (above - tol <= error)) | ((number < _rank_bound(op)) & (tol - below <= error))
 
 
 def _singular_values(x: Scaled, cuts: Sequence[int], factors: bool, memory: int, first: int) -> Tensor:
