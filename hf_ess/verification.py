@@ -132,7 +132,7 @@ def verify(
     chosen = _tokens(loaded, text, tokens)
     notes = [*loaded.notes, *check(chosen, loaded.model)]
     check_memory(len(chosen), loaded.model)
-    windows = {path: getattr(m, "sliding_window", None) for path, m in loaded.model.named_modules()}
+    windows = {path: _window(module) for path, module in loaded.model.named_modules()}
     rows: list[VerifiedLayer] = []
 
     def on_layer(layer: CapturedLayer) -> None:
@@ -169,6 +169,12 @@ def _tokens(loaded: LoadedModel, text: str | list[int] | None, most: int) -> Tok
         return from_ids(loaded.tokenizer, text, max_tokens=most)
     assert loaded.tokenizer is not None
     return tokenize(loaded.tokenizer, text or shipped_text(), max_tokens=most)
+
+
+def _window(module: torch.nn.Module) -> Any:
+    """The window that a mixer is made for: its own attribute where it has one, else that of its configuration."""
+    holder = module if hasattr(module, "sliding_window") else getattr(module, "config", None)
+    return getattr(holder, "sliding_window", None)
 
 
 def _verified(layer: CapturedLayer, window: Any) -> VerifiedLayer:
