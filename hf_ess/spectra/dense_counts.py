@@ -9,8 +9,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from hf_ess.spectra.dense_norms import svdvals
-from hf_ess.spectra.dense_sweep import Sweep, chunk, prepare
+from hf_ess.spectra.dense_norms import strictly_lower, svdvals
+from hf_ess.spectra.dense_sweep import SMALL, Sweep, chunks, prepare
 
 SHADE = 1e-9  # ties: the tolerance is lowered by this much, relatively
 NOISE = 16  # float64 singular values are good to NOISE eps sigma_1
@@ -34,15 +34,26 @@ def counts(T: Tensor, tol: Tensor, compiled: bool | None = None) -> tuple[Tensor
         tol: (K, B), > 0.
         compiled: see dense_sweep.prepare.
     """
-    B, L = T.shape[:2]
-    parts = []
-    for some in torch.arange(B).split(chunk(L, T.device)):
-        here = slice(int(some[0]), int(some[-1]) + 1)
+    w = tol * (1 - SHADE)
+    if compiled is None and T.shape[1] <= SMALL:
+        return _by_svd(strictly_lower(T), w)
+    counts = torch.zeros(*w.shape, T.shape[1] - 1, dtype=torch.int64, device=T.device)
+    resolved = torch.ones_like(counts, dtype=torch.bool)
+    if not counts.numel():
+        return counts, resolved
+    for here in chunks(T):
         op = prepare(T[here], compiled)
-        parts.append(_certified(op, tol[:, here] * (1 - SHADE) / op.unit))
-    counts, resolved = (torch.cat(x, 1) for x in zip(*parts))
-    i = torch.arange(1, L, device=T.device)
-    return torch.minimum(counts.clamp_min(0), torch.minimum(i, L - i)), resolved
+        counts[:, here], resolved[:, here] = _certified(op, w[:, here] / op.unit)
+    i = torch.arange(1, T.shape[1], device=T.device)
+    return torch.minimum(counts.clamp_min(0), torch.minimum(i, T.shape[1] - i)), resolved
+
+
+def _by_svd(T: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """Counts and resolved, (K, B, L-1) each, without the sweep."""
+    spectra = [svdvals(T[:, i:, :i]) for i in range(1, T.shape[1])]
+    w = w[:, :, None]
+    counts = torch.stack([(s >= w).sum(-1) for s in spectra], -1)
+    return counts, ~torch.stack([_too_close(s, w) for s in spectra], -1)
 
 
 def _certified(op: Sweep, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -58,7 +69,8 @@ def _certified(op: Sweep, w: Tensor) -> tuple[Tensor, Tensor]:
             return None
         if (b, i) not in spectra:
             spectra[b, i] = svdvals(op.T[b : b + 1, i:L, :i])[0]
-        return _count(spectra[b, i], float(w[k, b]))
+        s = spectra[b, i]
+        return None if _too_close(s, w[k, b]) else int((s >= w[k, b]).sum())
 
     for k, b in (doubt.any(-1) | (run[..., L] != 0)).nonzero().tolist():
         values, sure = _settled(functools.partial(count, k, b), run[k, b], doubt[k, b])
@@ -130,8 +142,6 @@ def _settled(count: Callable[[int], int | None], run: Tensor, doubt: Tensor) -> 
     return torch.tensor(values[1:L]), torch.tensor(sure[1:L])
 
 
-def _count(s: Tensor, w: float) -> int | None:
-    """#{s >= w}, or None if a singular value is too close to w to tell."""
-    if s[0] > 0 and ((s - w).abs() <= NOISE * EPS * s[0]).any():
-        return None
-    return int((s >= w).sum())
+def _too_close(s: Tensor, w: Tensor | float) -> Tensor:
+    """Whether a singular value is so close to w that float64 cannot tell; s: (..., k), descending."""
+    return (((s - w).abs() <= NOISE * EPS * s[..., :1]) & (s[..., :1] > 0)).any(-1)

@@ -35,6 +35,8 @@ from torch import Tensor
 
 from hf_ess.spectra.dense_norms import compiled_available, power_of_two, squares, strictly_lower
 
+SMALL = 16  # up to this length the SVD of every H_i takes no longer (measured)
+
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
@@ -142,9 +144,13 @@ def prepare(T: Tensor, compiled: bool | None = None) -> Sweep:
     return BatchedSweep(T)
 
 
-def chunk(L: int, device: torch.device) -> int:
-    """How many operators of length L to make ready at once: what stays near the caches, or fills a GPU."""
-    if device.type != "cpu":
-        return max(1, 2**26 // L**2)
-    threads = torch.get_num_threads() if compiled_available() else 1
-    return max(threads, threads * 2**20 // L**2)
+def chunks(T: Tensor) -> Iterator[slice]:
+    """Ranges of operators to make ready at once: what stays near the caches, or fills a GPU."""
+    B, L = T.shape[:2]
+    if T.device.type == "cpu":
+        threads = torch.get_num_threads() if compiled_available() else 1
+        size = max(threads, threads * 2**20 // L**2)
+    else:
+        size = max(1, 2**26 // L**2)
+    for start in range(0, B, size):
+        yield slice(start, min(start + size, B))
