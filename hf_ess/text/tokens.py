@@ -7,13 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hf_ess.errors import BadInput
-from hf_ess.text.limits import check
 from hf_ess.text.spans import Pieces, Span
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-__all__ = ["Tokens", "check", "from_ids", "tokenize"]
 
 
 @dataclass

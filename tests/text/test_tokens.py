@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_ess.errors import BadInput
-from hf_ess.text.limits import position_limit
+from hf_ess.text.limits import check, position_limit
 from hf_ess.text.spans import visible
-from hf_ess.text.tokens import Tokens, check, from_ids, tokenize
+from hf_ess.text.tokens import Tokens, from_ids, tokenize
 from tests.tiny import BOS, EOS, EOT, TEXT, tiny_config, tiny_model, tiny_tokenizer
 
 TRICKY = 'He paid.\n\n  "灯。" 🚢 👩‍🚒 e\u0301 \x1b[31m\t\r\nfoo });\n<p>The light</p>  '
