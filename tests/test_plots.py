@@ -17,7 +17,26 @@ from tests.synthetic import Layer, Prompt, prompt, result
 
 MAMBA = Layer("mamba", size=16, operators=6)
 HYBRID = [Layer("mamba", 16, 6), Layer("mamba", 16, 6, status="failed"), Layer("softmax"), Layer("mamba", 16, 6)]
-WEIRD = ["$$", " $x_", "\x07", "灯", " 灯塔", "🚢", "\n", "  ", "", "‏", "שלום", r"\frac{", "{[red]", "<b>", "é", "%s"]
+WEIRD = [
+    "a",
+    "$$",
+    r"$\frac{$",
+    " $x_",
+    "\x07",
+    "灯",
+    " 灯塔",
+    "🚢",
+    "\n",
+    "  ",
+    "",
+    "‏",
+    "שלום",
+    r"\frac{",
+    "{[red]",
+    "<b>",
+    "é",
+    "%s",
+]
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +151,7 @@ def test_the_axis_carries_the_name_of_the_reduction(mamba, metric, reduction, la
 def test_sums_are_drawn_with_the_bound_of_the_sum(mamba):
     i = np.arange(1, 90)
     one = np.minimum(16, np.minimum(i, 90 - i))
-    for reduction, times in (("sum_channels", 6), ("sum_channels_layers", 18)):
+    for reduction, times in (("sum_channels", 6), ("sum_heads", 6), ("sum_channels_layers", 18)):
         ax = panels(plots.draw(mamba, "lines", reduction=reduction))[2]
         assert holds(curves(ax, 90), times * one)
 
@@ -195,8 +214,23 @@ EDGES = {
     ),
     "weird tokens": result(
         [Layer("mamba", 4), Layer("$kind$", 4)],
-        [Prompt(WEIRD, {"$": [1], "灯": [3], "\n": [6], "[bold]": [5], "x" * 99: [4], "1": [7], "2": [8], "3": [9]})],
-        model="$$/модель 灯 [red]\x1b[31m" + "long" * 40,
+        [
+            Prompt(
+                WEIRD,
+                {
+                    "$$": [1],
+                    r"$\frac{$": [2],
+                    "灯": [3],
+                    "\n": [6],
+                    "[bold]": [5],
+                    "x" * 99: [4],
+                    "1": [7],
+                    "2": [8],
+                    "3": [9],
+                },
+            )
+        ],
+        model=r"$\frac{$/модель 灯 [red]\x1b[31m" + "long" * 40,
     ),
 }
 

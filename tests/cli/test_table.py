@@ -14,7 +14,7 @@ MAMBA = Layer("mamba", 16, 6)
 def printed(of, width=80, **options):
     """The table as a console of that width prints it, without blanks at the ends of lines."""
     out = io.StringIO()
-    Console(file=out, width=width, markup=False).print(table.layer_table(of, **options))
+    Console(file=out, width=width).print(table.layer_table(of, **options))
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
