@@ -1,6 +1,6 @@
 """A whole probe of SmolLM2-135M against its plain forward pass: time in one process, memory in separate ones.
 
-    python -m benchmarks.probe_run [--length 512] [--threads 2] [--repeats 3]
+python -m benchmarks.probe_run [--length 512] [--threads 2] [--repeats 3]
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def memory(length: int, threads: int) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         peaks[task] = json.loads(done.stdout.splitlines()[-1])
     gib = 2**20  # ru_maxrss is in KiB on Linux
-    extra = (peaks["probe"] - peaks["forward"]) / gib
-    print(f"  peak memory: forward {peaks['forward'] / gib:.2f} GiB, probe {peaks['probe'] / gib:.2f} GiB (+{extra:.2f})")
+    forward, probe = peaks["forward"] / gib, peaks["probe"] / gib
+    print(f"  peak memory: forward {forward:.2f} GiB, probe {probe:.2f} GiB (+{probe - forward:.2f})")
 
 
 def main() -> None:
