@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,9 +45,10 @@ def singular_values(op: RecurrentOperator, cuts: Sequence[int], memory: int) -> 
     per_lane = 2 * 8 * segment * op.state**2
     lanes = max(1, min(LANES, math.ceil(op.count / threads), memory // threads // per_lane))
     sigma = torch.empty(op.count, len(cuts), op.state, dtype=torch.float64)
+    out = sigma.numpy()  # in the threads below numpy does what torch would share out among still more threads
 
     def fill(part: slice) -> None:
-        sigma[part] = _together(op[part], cuts, segment)
+        out[part] = _together(op[part], cuts, segment).transpose(2, 1, 0)
 
     # Threads of our own even if there is but one: the kernels release the interpreter's lock, and decaying states
     # fill with denormal numbers, which are 4 to 6 times slower (n = 64, 128), so that these threads flush them to 0.
@@ -55,13 +57,11 @@ def singular_values(op: RecurrentOperator, cuts: Sequence[int], memory: int) -> 
     return sigma
 
 
-def _together(op: RecurrentOperator, cuts: Sequence[int], segment: int) -> Tensor:
-    """Singular values of operators that fill the lanes of the kernels, segment by segment of cuts, the last first.
+def _together(op: RecurrentOperator, cuts: Sequence[int], segment: int) -> np.ndarray:
+    """Singular values (n, cut, w) of w operators, one lane of the kernels each; segments of cuts, the last first.
 
     The forward factors are kept at the starts of the segments and recomputed within one segment at a time.
     """
-    import numpy as np
-
     from hf_ess.spectra import kernels_recurrent, kernels_svd
 
     n, w, length = op.state, op.count, op.length
@@ -94,7 +94,7 @@ def _together(op: RecurrentOperator, cuts: Sequence[int], segment: int) -> Tenso
         lanes = (wanted[:, None] * w + np.arange(w)).ravel()
         kernels_svd.singular_values(products, lanes, values)
         sigma[:, column[first + wanted]] = values.reshape(n, -1, w)
-    return torch.from_numpy(sigma).permute(2, 1, 0)
+    return sigma
 
 
 def by_qr(op: RecurrentOperator, cuts: Sequence[int]) -> Tensor:
