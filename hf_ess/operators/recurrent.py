@@ -33,14 +33,18 @@ class RecurrentOperator(StateSpaceOperator):
         multiplicity: int = 1,
         diagonal: Tensor | None = None,
     ) -> None:
-        parts = [x for x in (a, b, c, *(rank_one or ())) if x is not None]
-        self._count = max(x.shape[0] for x in parts)
+        named = {"a": a, "b": b, "c": c} | dict(zip(("p", "q"), rank_one or ()))
+        parts = {name: x for name, x in named.items() if x is not None}
+        if any(x.dim() != 3 for x in parts.values()):
+            shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in parts.items())
+            raise ValueError(f"expected three dimensions (operator, L, n), got {shapes}")
+        self._count = max(x.shape[0] for x in parts.values())
         self._multiplicity = multiplicity
-        for x in parts:
-            if x.dim() != 3 or x.shape[0] not in (1, self._count) or x.shape[1] != b.shape[1]:
-                raise ValueError(
-                    f"expected (operator, L, n) = ({self._count}, {b.shape[1]}, ...), got {tuple(x.shape)}"
-                )
+        _, length, n = b.shape
+        for name, x in parts.items():
+            widths = (1, n) if name == "a" else (n,)
+            if x.shape[0] not in (1, self._count) or x.shape[1] != length or x.shape[2] not in widths:
+                raise ValueError(f"expected {name} of shape ({self._count}, {length}, {n}), got {tuple(x.shape)}")
         self.a = None if a is None else a.double()
         self.b, self.c = b.double(), c.double()
         self.rank_one = None if rank_one is None else (rank_one[0].double(), rank_one[1].double())
