@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -70,10 +71,12 @@ def result(
             "position": k,
             "id": 100 + k,
             "text": token,
+            "start": start,
+            "end": start + len(token),
             "delimiter": [name for name, places in text.delimiters.items() if k in places],
         }
         for number, text in enumerate(prompts)
-        for k, token in enumerate(text.texts)
+        for k, (token, start) in enumerate(zip(text.texts, accumulate(map(len, text.texts), initial=0)))
     ]
     rows += _totals(rows, len(prompts))
     whole = {

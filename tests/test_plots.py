@@ -193,6 +193,13 @@ def test_utilisation_dots_are_the_summary(hybrid):
     assert ax.get_ylabel() == "utilisation: mean of ESS / TSS"
 
 
+def test_the_title_says_what_was_measured():
+    of = result([MAMBA, Layer()], [Prompt(["<s>", "é<C3>", "é<A9>", "tait", "␣", "l", "\\n"])], model="some/model")
+    spans = [(None, None), (0, 1), (0, 1), (1, 5), (5, 6), (6, 7), (7, 8)]
+    of.tokens = of.tokens.set_column(4, "start", [[s for s, _ in spans]]).set_column(5, "end", [[e for _, e in spans]])
+    assert "some/model  ·  1 mamba layer + 1 softmax layer  ·  7 tokens  ·  “était l\\n”" in texts(plots.draw(of))
+
+
 def test_short_texts_have_their_tokens_on_the_axis():
     figure = plots.draw(result([MAMBA], [prompt(30)]), "heatmap")
     (ax,) = [ax for ax in figure.axes if ax.images]

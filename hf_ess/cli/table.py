@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from hf_ess.cli import terminal
 from hf_ess.plotting.labels import count, number, plain, ranges, tolerance, visible
 
 if TYPE_CHECKING:
@@ -18,16 +18,7 @@ Row = dict[str, Any]
 
 def show(result: Result) -> None:
     """Prints the table on stdout, what it is of above; plain characters where the stream has no others."""
-    from rich.console import Console
-
-    ascii_only = not (sys.stdout.encoding or "ascii").lower().replace("-", "").startswith("utf")
-    console = Console(file=sys.stdout, markup=False, highlight=False, emoji=False)
-    table = layer_table(result, ascii_only=ascii_only)
-    # a table wider than the terminal is wrapped by the terminal: no number loses a digit
-    console.width = max(console.width, table.__rich_measure__(console, console.options.update(width=10_000)).maximum)
-    for line in heading(result):
-        console.print(line, style="dim" if line.startswith(" ") else "bold", soft_wrap=True)
-    console.print(table)
+    terminal.show(heading(result), layer_table(result, terminal.ascii_only()))
 
 
 def heading(result: Result) -> list[str]:

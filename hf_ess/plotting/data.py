@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,8 @@ import numpy as np
 from hf_ess.errors import BadInput
 from hf_ess.plotting import labels
 from hf_ess.results import Result
+
+_BYTE_PIECE = re.compile(r".<[0-9A-F]{2}>")  # the label of a part of a character
 
 Curve = np.ndarray  # (L-1,) float64, index i-1 for the cut before token i; NaN where there is no value
 
@@ -56,7 +59,8 @@ class View:
         positions: (L-1,) i = 1..L-1.
         mixers: in order of execution.
         measured: whether any layer of the result has values.
-        texts: (L) what each token stands for in the text.
+        texts: (L) a label for each token: what it stands for in the text.
+        spans: (L) its characters in the text, (None, None) for a token without text.
         ids: (L) token ids.
         delimiters: name -> positions of the tokens that hold it; names that occur only.
     """
@@ -86,11 +90,26 @@ class View:
         tokens = sorted(result.tokens.to_pylist(), key=lambda t: t["position"])
         tokens = [t for t in tokens if t["prompt"] == prompt]
         self.texts = [t["text"] or "" for t in tokens]
+        self.spans = [(t["start"], t["end"]) for t in tokens]
         self.ids = [t["id"] for t in tokens]
         self.delimiters: dict[str, list[int]] = {}
         for token in tokens:
             for name in token["delimiter"] or ():
                 self.delimiters.setdefault(name, []).append(token["position"])
+
+    def opening(self, most: int) -> str:
+        """The beginning of the text, put together from the tokens' labels; at least `most` characters if there are."""
+        out, last = "", None
+        for label, (start, end) in zip(self.texts, self.spans):
+            if start is None or start == last:  # a special token; the further bytes of a character
+                continue
+            last = start
+            if end - start == 1 and _BYTE_PIECE.fullmatch(label):
+                label = label[0]
+            out += " " * len(label) if set(label) == {"␣"} else label
+            if len(out) > most:
+                break
+        return out
 
     def tolerances(self, metric: str) -> list[float | None]:
         """Those at which the metric was measured, in the order asked for; [None] for a metric without.

@@ -11,7 +11,7 @@ from matplotlib.colorbar import Colorbar
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from hf_ess.plotting import fonts, labels, style
+from hf_ess.plotting import fonts, labels, marks, style
 from hf_ess.plotting.data import Mixer, View
 
 # One scale per family: an attention layer may hold hundreds, a state of 16 at most 16.
@@ -46,9 +46,9 @@ class Heatmap:
 def figure(heat: Heatmap) -> Figure:
     """The whole figure: title, delimiters, picture, colour bars, caption."""
     view = heat.view
-    marks, caption = style.delimiter_handles(view), _caption(heat)
+    named, caption = marks.handles(view), _caption(heat)
     height = float(np.clip(0.30 * len(view.mixers), 1.5, 6.5))
-    head = 0.80 + (0.26 if marks else 0) + 0.34
+    head = 0.80 + (0.26 if named else 0) + 0.34
     probe = style.figure(1.0).add_axes((0, 0, 1, 1))
     width = style.WIDTH - 0.85 - 0.95
     with_tokens = style.position_axis(probe, view, width)
@@ -58,8 +58,8 @@ def figure(heat: Heatmap) -> Figure:
     name = {"tolerance": "Effective state-size (ESS)", "entropy": "Entropy-ESS"}.get(heat.metric)
     name = name or labels.METRICS.get(heat.metric, heat.metric)
     frame.title(f"{name[0].upper()}{name[1:]}, layer by layer", style.subtitle(view))
-    if marks:
-        frame.legend(0.82, marks, of="delimiters")
+    if named:
+        frame.legend(0.82, named, of="delimiters")
     ax = frame.axes(0, head, width, height)
     images = _draw(ax, heat)
     style.position_axis(ax, view, width)
@@ -122,7 +122,7 @@ def _draw(ax: Axes, heat: Heatmap) -> dict[str, AxesImage]:
     ax.tick_params(axis="y", length=0)
     for spine in ax.spines.values():
         spine.set_visible(False)
-    style.mark_delimiters(ax, view, hairlines=False)
+    marks.draw(ax, view, hairlines=False)
     return images
 
 

@@ -67,7 +67,7 @@ def number(value: float | None) -> str:
 
 def plain(value: float) -> str:
     """A size: 16, 24,576, 12.5."""
-    return f"{value:,.0f}" if value >= 1000 or value == int(value) else f"{value:.4g}"
+    return f"{value:,.0f}" if value >= 1000 or value == int(value) else f"{value:.3g}"
 
 
 def tolerance(value: float) -> str:

@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from hf_ess.errors import BadInput
-from hf_ess.plotting import labels, style
+from hf_ess.plotting import labels, marks, style
 from hf_ess.plotting.data import Curve, Mixer, View
 
 LIMITED = ("tolerance", "entropy", "stable_rank", "tss", "bound")  # what min(TSS, i, L-i) is a limit of
@@ -95,10 +95,10 @@ class Lines:
 def figure(lines: Lines) -> Figure:
     """The whole figure: title, legends, panels, caption."""
     view, columns, rows = lines.view, lines.columns, len(lines.tolerances)
-    handles, marks = _handles(lines), style.delimiter_handles(view)
+    handles, named = _handles(lines), marks.handles(view)
     caption = _caption(lines)
     gap_x, gap_y, panel = 0.8, 0.42, 1.85 if rows > 1 else 3.0
-    head = 0.80 + 0.26 + (0.26 if marks else 0) + (0.30 if len(columns) > 1 else 0.06) + 0.26
+    head = 0.80 + 0.26 + (0.26 if named else 0) + (0.30 if len(columns) > 1 else 0.06) + 0.26
     names = [style.wrapped(lines.quantity(mixers), panel) for _, mixers in columns]
     extra = 0.17 * max(name.count("\n") for name in names)  # room for a name on several lines
     gap_x, left = gap_x + extra, 0.85 + extra
@@ -110,8 +110,8 @@ def figure(lines: Lines) -> Figure:
     frame = style.Frame(fig, left=left)
     frame.title(_title(lines), style.subtitle(view))
     frame.legend(0.82, handles)
-    if marks:
-        frame.legend(1.08, marks, of="delimiters")
+    if named:
+        frame.legend(1.08, named, of="delimiters")
     for c, (_, mixers) in enumerate(columns):
         x = c * (width + gap_x)
         if len(columns) > 1:
@@ -140,7 +140,7 @@ def on_axes(ax: Axes, lines: Lines) -> Figure:
     with_tokens = style.position_axis(ax, lines.view, width)
     style.label(ax, style.position_label(with_tokens), lines.quantity(lines.mixers))
     style.heading(ax, f"{style.model_name(lines.view)}  {style.tolerance_heading(lines.view, lines.tolerances[0])}")
-    handles = [*_handles(lines), *_families(lines), *style.delimiter_handles(lines.view)]
+    handles = [*_handles(lines), *_families(lines), *marks.handles(lines.view)]
     legend = ax.legend(handles=handles, fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     style.literal(legend.get_texts())
     return ax.figure.figure
@@ -174,7 +174,7 @@ def panel_of(ax: Axes, lines: Lines, tolerance: float | None, mixers: list[Mixer
         ax.set_ylim(0, top if ax.get_autoscaley_on() else max(top, ax.get_ylim()[1]))
     else:
         _nothing(ax, bool(np.isnan(top)))
-    style.mark_delimiters(ax, view, hairlines=top > 0)
+    marks.draw(ax, view, hairlines=top > 0)
 
 
 def _layers(ax: Axes, view: View, curves: dict[Mixer, Curve], dashes: Any) -> list[Curve]:
@@ -287,7 +287,7 @@ def _averages(lines: Lines, tolerance: float | None, curves: dict[Mixer, Curve])
     measured = [c for c in curves.values() if np.isfinite(c).any()]
     if not measured or lines.unit is not None:
         return ""
-    words = f"mean over the text: {labels.number(float(np.nanmean(measured)))}"
+    words = f"mean {labels.number(float(np.nanmean(measured)))}"
     if lines.metric == "tolerance" and lines.reduction == "mean":
         used = [c for m, c in lines.view.curves("utilisation", tolerance, "mean").items() if m in curves]
         used = [c for c in used if np.isfinite(c).any()]

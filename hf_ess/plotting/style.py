@@ -12,31 +12,17 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
-from matplotlib.transforms import offset_copy
 
 from hf_ess.plotting import fonts, labels
 from hf_ess.plotting.data import View
 
 LITERAL: dict[str, Any] = {"parse_math": False, "usetex": False}  # "$" is a dollar, whatever rcParams say
 WIDTH = 10.0  # inches; 1,000 pixels at 100 dpi, so that 9 point text stays legible in a README
-INK, GREY, PALE = "#1a1a1a", "#5c5c5c", "#d9d9d9"
+INK, GREY = "#1a1a1a", "#5c5c5c"
 EDGE, FAINT = "#404040", "#7d7d7d"  # bound, TSS
-
-# Okabe and Ito's colours (distinct with every kind of colour vision), and a marker each for those who see none.
-MARKS = (
-    ("#d55e00", "v"),
-    ("#0072b2", "o"),
-    ("#cc79a7", "s"),
-    ("#e69f00", "D"),
-    ("#009e73", "^"),
-    ("#56b4e9", "P"),
-    ("#000000", "X"),
-)
 CAPTION = 155  # characters of 8.5 points in a line
-MOST_HAIRLINES = 40
-MOST_MARKS = 200  # of one name: more would run together into a line
 
 
 class Picture(Figure):
@@ -78,16 +64,18 @@ class Frame:
         """Width between the margins."""
         return float(self.fig.get_size_inches()[0]) - self.left - self.right
 
-    def text(self, x: float, top: float, text: str, size: float, **options: Any) -> None:
+    def text(self, x: float, top: float, text: str, size: float, **options: Any) -> Text:
         """Literal text whose upper left corner lies x from the left edge and top from the upper edge, in inches."""
         w, h = self.fig.get_size_inches()
         options = {"color": INK, "va": "top", "fontfamily": fonts.families(), **LITERAL, **options}
-        self.fig.text(x / w, (h - top) / h, text, fontsize=size, **options)
+        return self.fig.text(x / w, (h - top) / h, text, fontsize=size, **options)
 
     def title(self, title: str, subtitle: str) -> None:
         """Two lines at the top, 0.75 inches."""
         self.text(0.22, 0.16, title, 15, weight="bold")
-        self.text(0.22, 0.47, subtitle, 10, color=GREY)
+        line = self.text(0.22, 0.47, subtitle, 10, color=GREY)
+        room, needed = self.fig.get_size_inches()[0] - 0.4, line.get_window_extent().width / self.fig.dpi
+        line.set_fontsize(10 * min(1.0, room / needed))
 
     def legend(self, top: float, handles: list[Any], of: str = "") -> None:
         """One row of a legend, its upper edge top inches from the upper edge of the figure, after the word `of`."""
@@ -213,63 +201,6 @@ def position_label(with_tokens: bool) -> str:
     return "token i: the cut lies before it" if with_tokens else "position i: the cut lies before token i"
 
 
-def delimiter_marks(view: View) -> list[tuple[str, str, str]]:
-    """(name, colour, marker) of the delimiters that occur: the same in all figures of results with the same names."""
-    asked = [str(name) for name in view.result.summary["options"].get("delimiters") or []]
-    asked = list(dict.fromkeys([*asked, *view.delimiters]))
-    if len(asked) > len(MARKS):
-        asked = sorted(view.delimiters, key=lambda name: (name != "eos", len(view.delimiters[name])))
-    return [(name, *mark) for name, mark in zip(asked, MARKS) if name in view.delimiters]
-
-
-def mark_delimiters(ax: Axes, view: View, hairlines: bool = True) -> None:
-    """Marks on the top edge at every delimiter; thin lines down the panel for the names that are rare enough."""
-    left = MOST_HAIRLINES
-    above = offset_copy(ax.get_xaxis_transform(), fig=ax.figure.figure, y=4.5, units="points")
-    rarest_first = sorted(delimiter_marks(view), key=lambda m: (m[0] != "eos", len(view.delimiters[m[0]])))
-    for rank, (name, color, marker) in enumerate(rarest_first):
-        places = [p for p in view.delimiters[name] if p >= 1]
-        if len(places) > MOST_MARKS:
-            continue
-        size = (5.5 if name == "eos" else 4.5) if len(places) <= 60 else 2.4
-        ax.plot(
-            places,
-            np.ones(len(places)),
-            marker,
-            color=color,
-            markersize=size,
-            markeredgewidth=0,
-            transform=above,
-            clip_on=False,
-            zorder=6 - 0.1 * rank,
-        )
-        if hairlines and len(places) <= left:
-            left -= len(places)
-            for place in places:
-                ax.axvline(place, color=color, linewidth=0.9, alpha=0.55 if name == "eos" else 0.28, zorder=0.8)
-
-
-def delimiter_handles(view: View) -> list[Line2D]:
-    """Legend entries for the delimiters: name and how often."""
-    return [
-        Line2D(
-            [],
-            [],
-            color=color,
-            marker=marker,
-            markersize=5,
-            markeredgewidth=0,
-            linewidth=0,
-            label=f"{fonts.literal(labels.shortened(name, 20))} × {_how_often(len(view.delimiters[name]))}",
-        )
-        for name, color, marker in delimiter_marks(view)
-    ]
-
-
-def _how_often(n: int) -> str:
-    return f"{n:,}" if n <= MOST_MARKS else f"{n:,} (too many to mark)"
-
-
 def depth_colours(n: int) -> list[tuple[float, ...]]:
     """n colours from the first layer (dark) to the last (green), all dark enough on white."""
     viridis = matplotlib.colormaps["viridis"]
@@ -289,9 +220,9 @@ def model_name(view: View) -> str:
 
 def text_start(view: View, most: int) -> str:
     """The beginning of the text in quotes, or nothing where the tokens have no text."""
-    text = fonts.literal("".join(view.texts[: most + 1]).strip(" \n\t\"'“”‘’"))
+    text = fonts.literal(view.opening(most).strip(" \n\t\"'“”‘’"))
     if len(text) > most:
-        text = text[:most].rstrip(" \"“") + "…"
+        text = text[:most].rstrip(' "“') + "…"
     return f"“{text}”" if text else ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -80,17 +81,19 @@ def _draw(ax: Axes, used: Utilisation, width: float) -> None:
     top = [ceiling]
     markers = _markers(view)
     size = float(np.clip(9.0 - n / 12, 3.5, 8.0))
-    for colour, tolerance in zip(_colours(len(used.tolerances)), used.tolerances):
+    many = len(used.tolerances)
+    apart = min(0.09, 0.5 / many) if n <= 40 else 0.0  # side by side, since equal values would hide each other
+    for k, (colour, tolerance) in enumerate(zip(_colours(many), used.tolerances)):
+        at = x + (k - (many - 1) / 2) * apart
         values = used.values(tolerance)
         top.append(values)
         for kind, marker in markers.items():
             mine = np.array([m.kind == kind for m in view.mixers])
             shown = np.where(mine, values, np.nan)
             # neighbours of the same kind are joined: the eye follows the depth
-            ax.plot(x, shown, "-", color=colour, linewidth=0.9, alpha=0.6, zorder=2)
-            ax.plot(
-                x, shown, marker, color=colour, markersize=size, markeredgecolor="white", markeredgewidth=0.7, zorder=3
-            )
+            ax.plot(at, shown, "-", color=colour, linewidth=0.9, alpha=0.6, zorder=2)
+            dots: dict[str, Any] = {"markersize": size, "markeredgecolor": "white", "markeredgewidth": 0.7}
+            ax.plot(at, shown, marker, color=colour, clip_on=False, zorder=3, **dots)
     for k, mixer in enumerate(view.mixers):
         if mixer.status != "verified":
             ax.axvspan(
