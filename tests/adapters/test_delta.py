@@ -49,7 +49,8 @@ def test_one_operator_per_value_head_and_its_channels():
     layers, _ = captured(model, token_ids(model))
     op = layers[0].operator
     assert (op.count, op.multiplicity, op.state) == (config.linear_num_value_heads, 8, config.linear_key_head_dim)
-    assert op.k.shape[0] == config.linear_num_key_heads < op.count
+    # older versions of transformers repeat the key heads themselves, before the call
+    assert op.k.shape[0] in (config.linear_num_key_heads, op.count) and config.linear_num_key_heads < op.count
     assert (op.tss() == config.linear_key_head_dim).all()
 
 
@@ -96,9 +97,12 @@ CONTROLS = {
 @pytest.mark.parametrize("control", CONTROLS)
 def test_what_is_left_out_fails_verification(control, dtype, monkeypatch):
     name, change = CONTROLS[control]
-    right = delta.operator_of
+    model, right = tiny_model(name).to(dtype), delta.operator_of
+    layers, _ = captured(model, token_ids(model))
+    if control == "consecutive heads share" and layers[0].operator.k.shape[0] == layers[0].operator.count:
+        pytest.skip("this version of transformers repeats the key heads before the call")
     assert_found(
-        tiny_model(name).to(dtype),
+        model,
         KINDS[name],
         lambda: monkeypatch.setattr(delta, "operator_of", lambda *args, **options: change(right(*args, **options))),
     )
