@@ -194,7 +194,7 @@ def test_utilisation_dots_are_the_summary(hybrid):
 
 
 def test_the_title_says_what_was_measured():
-    of = result([MAMBA, Layer()], [Prompt(["<s>", "é<C3>", "é<A9>", "tait", "␣", "l", "\\n"])], model="some/model")
+    of = result([MAMBA, Layer()], [Prompt(["<s>", "é<C3 A9>", "é<A9>", "tait", "␣", "l", "\\n"])], model="some/model")
     spans = [(None, None), (0, 1), (0, 1), (1, 5), (5, 6), (6, 7), (7, 8)]
     of.tokens = of.tokens.set_column(4, "start", [[s for s, _ in spans]]).set_column(5, "end", [[e for _, e in spans]])
     assert "some/model  ·  1 mamba layer + 1 softmax layer  ·  7 tokens  ·  “était l\\n”" in texts(plots.draw(of))

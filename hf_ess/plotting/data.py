@@ -12,7 +12,7 @@ from hf_ess.errors import BadInput
 from hf_ess.plotting import labels
 from hf_ess.results import Result
 
-_BYTE_PIECE = re.compile(r".<[0-9A-F]{2}>")  # the label of a part of a character
+_BYTE_PIECE = re.compile(r"(.+?)<[0-9A-F]{2}( [0-9A-F]{2})*>")  # the label of some bytes of a character
 
 Curve = np.ndarray  # (L-1,) float64, index i-1 for the cut before token i; NaN where there is no value
 
@@ -104,8 +104,8 @@ class View:
             if start is None or start == last:  # a special token; the further bytes of a character
                 continue
             last = start
-            if end - start == 1 and _BYTE_PIECE.fullmatch(label):
-                label = label[0]
+            if end - start == 1 and (piece := _BYTE_PIECE.fullmatch(label)):
+                label = piece[1]
             out += " " * len(label) if set(label) == {"␣"} else label
             if len(out) > most:
                 break
