@@ -95,21 +95,26 @@ def _norms(op: RecurrentOperator, forward: bool) -> Tensor:
     """sqrt(tr P_i) or sqrt(tr Q_i), (operator, L-1), before cancellations."""
     assert op.rank_one is not None
     (p, q), v = (op.rank_one, op.b) if forward else (op.rank_one[::-1], op.c)
-    step = op.transition if forward else op.adjoint_transition
-    decay = op.b.new_ones(1, op.length) if op.a is None else op.a.abs().amax(2)
-    gramian = op.b.new_zeros(op.count, op.state, op.state)
-    norm = op.b.new_zeros(op.count)
-    norms = op.b.new_zeros(op.count, op.length + 1)
+    a, p, q, v = (x.expand(op.count, -1, -1) for x in (torch.ones_like(v[..., :1]) if op.a is None else op.a, p, q, v))
+    decay, norm = a.abs().amax(2), a.new_zeros(op.count)
+    norms = a.new_zeros(op.count, op.length + 1)
+    gramian = a.new_zeros(op.count, op.state, op.state)
     for i in range(op.length) if forward else range(op.length - 1, 0, -1):
-        new = v[:, i, :, None] * v[:, i, None]
-        gramian = gramian if forward else gramian + new
+        ai, pi, qi, vi = (x[:, i, :, None] for x in (a, p, q, v))
+        if not forward:
+            gramian = torch.baddbmm(gramian, vi, vi.mT)
+        product = gramian @ qi
+        removed = (qi.mT @ product).clamp_min(0)
         held = gramian.diagonal(dim1=1, dim2=2).sum(1).sqrt()
-        removed = (q[:, i, None] @ gramian @ q[:, i, :, None]).flatten().clamp_min(0).sqrt()
-        before = decay[:, i] * held + p[:, i].norm(dim=1) * removed
-        gramian = step(i, step(i, gramian).mT)
+        before = decay[:, i] * held + pi.norm(dim=1)[:, 0] * removed[:, 0, 0].sqrt()
+        # A G A^T = D G D - (D G q) p^T - p (D G q)^T + (q^T G q) p p^T for A = D - p q^T
+        product = ai * product
+        gramian = gramian * (ai * ai if ai.shape[1] == 1 else ai * ai.mT)
+        left, right = torch.cat([product, pi], 2), torch.cat([pi, product - removed * pi], 2)
+        gramian = torch.baddbmm(gramian, left, right.mT, alpha=-1)
         if forward:
-            gramian = gramian + new
-            before = before + v[:, i].norm(dim=1)
+            gramian = torch.baddbmm(gramian, vi, vi.mT)
+            before = before + vi.norm(dim=1)[:, 0]
         norm = torch.maximum(decay[:, i] * norm, before)
         norms[:, i + 1 if forward else i] = norm
     return norms[:, 1 : op.length]
