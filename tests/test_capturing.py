@@ -100,11 +100,11 @@ def test_a_layer_without_any_known_mixer_is_named():
     assert [s.module for s in skipped] == ["model.layers.1"]
 
 
-def test_gpt2_upcast_attention_skips_the_interface_and_is_named():
-    model = tiny_model("gpt2", reorder_and_upcast_attn=True)
+def test_a_mixer_without_a_causal_operator_is_named():
+    model = tiny_model("cpmant")
     layers, skipped = captured(model, token_ids(model))
     assert layers == []
-    assert {s.class_name for s in skipped} == {"GPT2Attention"}
+    assert {s.class_name for s in skipped} == {"CpmAntAttention"}
 
 
 def test_mixers_that_never_ran_are_listed_apart():

@@ -11,7 +11,19 @@ from hf_ess.errors import HfEssError
 #: Entry-point group in which other packages name modules that register adapters.
 GROUP = "hf_ess.adapters"
 
-_OWN = ("delta", "lightning", "mamba", "mamba2", "mlstm", "rglru", "rwkv", "shortconv", "softmax")
+_OWN = (
+    "delta",
+    "differential",
+    "lightning",
+    "mamba",
+    "mamba2",
+    "mlstm",
+    "own_softmax",
+    "rglru",
+    "rwkv",
+    "shortconv",
+    "softmax",
+)
 _ADAPTERS: dict[str, Adapter] = {}
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from hf_ess.adapters.base import MixerCall, Watch
 from hf_ess.adapters.registry import register
+from hf_ess.adapters.seams import is_low, raised
 from hf_ess.operators import SoftmaxAttention
 
 _FLOAT32_EPS = 2.0**-23
@@ -29,25 +31,67 @@ class Softmax:
 
     @contextmanager
     def watch(self, watch: Watch) -> Iterator[None]:
-        from transformers.modeling_utils import AttentionInterface
-
-        original = AttentionInterface.get_interface
-
-        def get_interface(interface: Any, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
-            chosen = original(interface, name, default)
-            return chosen if name != "eager" else _observed(chosen, watch)
-
-        AttentionInterface.get_interface = get_interface
-        try:
+        with observed_interface(lambda call: _record(call, watch)):
             yield
-        finally:
-            AttentionInterface.get_interface = original
 
 
-def _observed(attention: Callable[..., Any], watch: Watch) -> Callable[..., Any]:
-    """The file's own attention function, with its arguments and result handed to the watch."""
+@dataclass
+class InterfaceCall:
+    """One call of an attention function that a modelling file got from AttentionInterface.
+
+    Attributes:
+        module: the mixer that called it.
+        query, key, value: (1, head, L, d), (1, key head, L, d), (1, key head, L, d_v).
+        mask: (1, 1 or head, L, L) additive, or None.
+        features: all arguments by name.
+        output: (1, L, head, d_v), what the function returned.
+        reference: the same in float32 or better: the function called again where output is in half precision.
+    """
+
+    module: nn.Module
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    features: dict[str, Any]
+    output: Tensor
+    reference: Callable[[], Tensor]
+
+    def operator(self) -> SoftmaxAttention:
+        """T of every query head."""
+        return operator_of(self.module, self.query, self.key, self.value, self.mask, self.features)
+
+    def values(self) -> Tensor:
+        """u, (query head, L, d_v)."""
+        return _per_head(self.value[0], self.query.shape[1])
+
+    def no_operator(self) -> str | None:
+        """Why it has no square T on one sequence, or None."""
+        return _no_operator(self.query, self.key)
+
+
+@contextmanager
+def observed_interface(see: Callable[[InterfaceCall], None]) -> Iterator[None]:
+    """Hands every call of an eager attention function to see, after the function has run as it is."""
+    from transformers.modeling_utils import AttentionInterface
+
+    original = AttentionInterface.get_interface
+
+    def get_interface(interface: Any, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
+        chosen = original(interface, name, default)
+        return chosen if name != "eager" else _observed(chosen, see)
+
+    AttentionInterface.get_interface = get_interface
+    try:
+        yield
+    finally:
+        AttentionInterface.get_interface = original
+
+
+def _observed(attention: Callable[..., Any], see: Callable[[InterfaceCall], None]) -> Callable[..., Any]:
     signature = inspect.signature(attention)
 
+    @functools.wraps(attention)
     def observed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         result = attention(module, *args, **kwargs)
         bound = signature.bind(module, *args, **kwargs)
@@ -55,32 +99,43 @@ def _observed(attention: Callable[..., Any], watch: Watch) -> Callable[..., Any]
         names = list(bound.arguments)
         features = {**bound.arguments.pop("kwargs", {}), **bound.arguments}
         query, key, value, mask = (features[name] for name in names[1:5])
-        reason = _no_operator(query, key)
-        if reason:
-            watch.refuse(module, reason)
-            return result
-        output = result[0]
-        operator = operator_of(module, query, key, value, mask, features)
-        reference = output
-        if output.dtype not in (torch.float32, torch.float64):
-            raised = signature.bind(module, *map(_raised, args), **{k: _raised(v) for k, v in kwargs.items()})
-            reference = attention(*raised.args, **raised.kwargs)[0]
-        heads = operator.count
-        u = value[0] if value.shape[1] == heads else value[0].repeat_interleave(heads // value.shape[1], 0)
-        watch.record(
-            MixerCall(
-                module=module,
-                kind=Softmax.kind,
-                operator=operator,
-                inputs=u,
-                reference=reference[0].transpose(0, 1),
-                output=None if reference is output else output[0].transpose(0, 1),
-                bound=error_bound(operator),
-            )
-        )
+
+        def reference() -> Tensor:
+            if not is_low(result[0]):
+                return result[0]
+            return attention(module, *map(raised, args), **{k: raised(v) for k, v in kwargs.items()})[0]
+
+        see(InterfaceCall(module, query, key, value, mask, features, result[0], reference))
         return result
 
     return observed
+
+
+def is_differential(module: nn.Module) -> bool:
+    """Whether a layer subtracts one half of its heads from the other: T of the function alone is not its operator."""
+    return all(hasattr(module, name) for name in ("lambda_q1", "lambda_k1", "lambda_init", "groupnorm"))
+
+
+def _record(call: InterfaceCall, watch: Watch) -> None:
+    if is_differential(call.module):
+        return
+    reason = call.no_operator()
+    if reason:
+        watch.refuse(call.module, reason)
+        return
+    operator = call.operator()
+    reference = call.reference()
+    watch.record(
+        MixerCall(
+            module=call.module,
+            kind=Softmax.kind,
+            operator=operator,
+            inputs=call.values(),
+            reference=reference[0].transpose(0, 1),
+            output=None if reference is call.output else call.output[0].transpose(0, 1),
+            bound=error_bound(operator),
+        )
+    )
 
 
 def operator_of(
@@ -133,5 +188,5 @@ def _no_operator(query: Tensor, key: Tensor) -> str | None:
     return None
 
 
-def _raised(x: Any) -> Any:
-    return x.float() if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64 else x
+def _per_head(value: Tensor, heads: int) -> Tensor:
+    return value if value.shape[0] == heads else value.repeat_interleave(heads // value.shape[0], 0)
