@@ -219,6 +219,7 @@ EDGES = {
     "several mixers in a layer": result(
         [Layer(layer=0), Layer("mamba", 4, layer=0), Layer(layer=1, call=1)], [prompt(9)]
     ),
+    "three families": result([Layer("shortconv", 2), Layer("softmax in own code"), MAMBA], [prompt(30)]),
     "weird tokens": result(
         [Layer("mamba", 4), Layer("$kind$", 4)],
         [

@@ -40,8 +40,11 @@ class Mixer:
 
     @property
     def family(self) -> str:
-        """ "attention" (TSS grows with the position) or "recurrent" (a state of fixed size)."""
-        return "attention" if "softmax" in self.kind else "recurrent"
+        """ "attention" (TSS grows with the position), "convolution" or "recurrent" (a state of fixed size)."""
+        if "conv" in self.kind:
+            return "convolution"
+        attention = any(word in self.kind for word in ("softmax", "attention", "differential"))
+        return "attention" if attention and "linear" not in self.kind else "recurrent"
 
     @property
     def unit(self) -> str:

@@ -15,8 +15,7 @@ from hf_ess.plotting import fonts, labels, marks, style
 from hf_ess.plotting.data import Mixer, View
 
 # One scale per family: an attention layer may hold hundreds, a state of 16 at most 16.
-MAPS = {"attention": "viridis", "recurrent": "viridis"}
-BOTH = {"attention": "Blues", "recurrent": "Oranges"}
+ALONE, TOGETHER = "viridis", {"attention": "Blues", "recurrent": "Oranges", "convolution": "Purples"}
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ def on_axes(ax: Axes, heat: Heatmap) -> Figure:
     """The picture alone on the axes given, with its colour bars."""
     style.style(ax)
     images = _draw(ax, heat)
-    width = ax.get_window_extent().width / ax.figure.dpi
+    width = style.width(ax)
     style.label(ax, style.position_label(style.position_axis(ax, heat.view, width)), "layer")
     style.heading(ax, f"{style.model_name(heat.view)}  {style.tolerance_heading(heat.view, heat.tolerance)}")
     for family, image in images.items():
@@ -95,7 +94,6 @@ def _draw(ax: Axes, heat: Heatmap) -> dict[str, AxesImage]:
     images: dict[str, AxesImage] = {}
     matrix = np.array([curves[m] for m in view.mixers]).reshape(n, view.length - 1)
     families = list(dict.fromkeys(m.family for m in view.mixers))
-    maps = MAPS if len(families) == 1 else BOTH
     for family in families:
         rows = np.array([m.family == family for m in view.mixers])
         shown = np.where(rows[:, None], matrix, np.nan)
@@ -104,7 +102,7 @@ def _draw(ax: Axes, heat: Heatmap) -> dict[str, AxesImage]:
             np.ma.masked_invalid(shown),
             aspect="auto",
             extent=(0.5, view.length - 0.5, n - 0.5, -0.5),
-            cmap=matplotlib.colormaps[maps[family]],
+            cmap=matplotlib.colormaps[ALONE if len(families) == 1 else TOGETHER[family]],
             vmin=0.0,
             vmax=top if top > 0 else 1.0,
             interpolation="nearest" if view.length <= 1000 else "antialiased",
@@ -130,7 +128,7 @@ def letters(view: View) -> dict[str, str]:
     """The shortest capital beginning of each kind that tells it from the others: A is attention."""
     out: dict[str, str] = {}
     for kind in dict.fromkeys(m.kind for m in view.mixers):
-        word = "A" if kind == "softmax" else fonts.literal(kind)
+        word = "A" if "softmax" in kind else fonts.literal(kind)
         short = next(
             (word[:k].capitalize() for k in range(1, len(word) + 1) if word[:k].capitalize() not in out.values()), word
         )

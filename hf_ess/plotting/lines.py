@@ -21,8 +21,9 @@ from hf_ess.plotting.data import Curve, Mixer, View
 LIMITED = ("tolerance", "entropy", "stable_rank", "tss", "bound")  # what min(TSS, i, L-i) is a limit of
 MOST_UNITS = 64  # heads drawn one by one
 MOST_ROOM = 4.0  # a bound higher than this times the curves would flatten them: it is cut off
+NARROW = 3.2  # inches of a panel that has no room for long words
 DASHED, DOTTED = (0, (4, 2.2)), (0, (1, 1.6))
-FAMILY_DASHES: dict[str, Any] = {"attention": "-", "recurrent": (0, (5, 1.2))}
+FAMILY_DASHES: dict[str, Any] = {"attention": "-", "recurrent": (0, (5, 1.2)), "convolution": (0, (2, 1))}
 
 
 @dataclass(frozen=True)
@@ -115,13 +116,14 @@ def figure(lines: Lines) -> Figure:
     for c, (_, mixers) in enumerate(columns):
         x = c * (width + gap_x)
         if len(columns) > 1:
-            frame.text(frame.left + x, head - 0.52, _column_title(mixers), 10.5, weight="bold", color=style.GREY)
+            frame.text(frame.left + x, head - 0.52, _column_title(mixers, width), 10.5, weight="bold", color=style.GREY)
         for r, tolerance in enumerate(lines.tolerances):
             ax = frame.axes(x, head + r * (panel + gap_y), width, panel)
             panel_of(ax, lines, tolerance, mixers)
             last = r == rows - 1
             style.position_axis(ax, view, width)
-            style.label(ax, x=style.position_label(with_tokens) if last else None)
+            if last:
+                style.label(ax, x=style.position_label(with_tokens) if width > NARROW else "position i")
             ax.tick_params(axis="x", labelbottom=last)
             style.label(ax, y=names[c])
     if not lines.single and not lines.together:
@@ -136,8 +138,7 @@ def on_axes(ax: Axes, lines: Lines) -> Figure:
     style.style(ax)
     for family, mixers in lines.columns:
         panel_of(ax, lines, lines.tolerances[0], mixers, dashes=FAMILY_DASHES.get(family, "-"))
-    width = ax.get_window_extent().width / ax.figure.dpi
-    with_tokens = style.position_axis(ax, lines.view, width)
+    with_tokens = style.position_axis(ax, lines.view, style.width(ax))
     style.label(ax, style.position_label(with_tokens), lines.quantity(lines.mixers))
     style.heading(ax, f"{style.model_name(lines.view)}  {style.tolerance_heading(lines.view, lines.tolerances[0])}")
     handles = [*_handles(lines), *_families(lines), *marks.handles(lines.view)]
@@ -165,7 +166,7 @@ def panel_of(ax: Axes, lines: Lines, tolerance: float | None, mixers: list[Mixer
         limits = {
             name: [c for m, c in view.limits(name, lines.reduction).items() if m in mixers] for name in ("tss", "bound")
         }
-    style.heading(ax, style.tolerance_heading(view, tolerance), averages)
+    style.heading(ax, style.tolerance_heading(view, tolerance), averages if style.width(ax) > NARROW else "")
     if lines.metric in LIMITED:
         top = _limits(ax, view, limits, top)
     else:
@@ -226,7 +227,8 @@ def _limits(ax: Axes, view: View, limits: dict[str, list[Curve | None]], top: fl
     if not peaks["bound"] > 0:
         return top
     if top > 0 and peaks["bound"] > MOST_ROOM * top:
-        _note(ax, 0.93, f"the bound goes up to {labels.plain(peaks['bound'])}, above this panel")
+        where = ", above this panel" if style.width(ax) > NARROW else ""
+        _note(ax, 0.93, f"the bound goes up to {labels.plain(peaks['bound'])}{where}")
         return 1.32 * top
     # the TSS of attention, which grows with the text, leaves the panel; that of a state stays in it
     return 1.06 * (peaks["tss"] if peaks["tss"] <= 1.3 * peaks["bound"] else peaks["bound"])
@@ -321,7 +323,9 @@ def _handles(lines: Lines) -> list[Any]:
 def _families(lines: Lines) -> list[Any]:
     """Which dashes are which family, where both are in one panel."""
     return [
-        Line2D([], [], color=style.GREY, linewidth=1.6, linestyle=FAMILY_DASHES[family], label=_column_title(mixers))
+        Line2D(
+            [], [], color=style.GREY, linewidth=1.6, linestyle=FAMILY_DASHES[family], label=_column_title(mixers, 6.0)
+        )
         for family, mixers in lines.columns
         if len(lines.columns) > 1
     ]
@@ -336,10 +340,13 @@ def _title(lines: Lines) -> str:
     return name
 
 
-def _column_title(mixers: list[Mixer]) -> str:
-    kinds = ", ".join(dict.fromkeys(m.kind for m in mixers))
+def _column_title(mixers: list[Mixer], width: float) -> str:
+    """Family, kinds and layers; in a column too narrow for the layers' numbers, how many they are."""
+    name = f"{mixers[0].family} ({', '.join(dict.fromkeys(m.kind for m in mixers))})"
     word = "layer" if len(mixers) == 1 else "layers"
-    return labels.shortened(f"{mixers[0].family} ({kinds}) · {word} {labels.ranges(m.layer for m in mixers)}", 62)
+    full, most = f"{name} · {word} {labels.ranges(m.layer for m in mixers)}", int(width / 0.088)
+    short = full if len(full) <= most else f"{name} · {labels.count(len(mixers), 'layer')}"
+    return labels.shortened(short, most)
 
 
 def _caption(lines: Lines) -> str:

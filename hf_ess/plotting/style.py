@@ -132,6 +132,11 @@ def style(ax: Axes) -> Axes:
     return ax
 
 
+def width(ax: Axes) -> float:
+    """Inches."""
+    return float(ax.get_window_extent().width / ax.figure.dpi)
+
+
 def literal(texts: list[Any]) -> None:
     """Makes texts literal ("$" is a dollar) and gives them fonts for more scripts."""
     for text in texts:

@@ -62,7 +62,7 @@ def figure(used: Utilisation) -> Figure:
 def on_axes(ax: Axes, used: Utilisation) -> Figure:
     """The dots alone on the axes given."""
     style.style(ax)
-    _draw(ax, used, ax.get_window_extent().width / ax.figure.dpi)
+    _draw(ax, used, style.width(ax))
     style.heading(ax, style.model_name(used.view))
     tolerance, dash, kind = _handles(used)
     legend = ax.legend(
