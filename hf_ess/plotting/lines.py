@@ -344,9 +344,13 @@ def _column_title(mixers: list[Mixer], width: float) -> str:
     """Family, kinds and layers; in a column too narrow for the layers' numbers, how many they are."""
     name = f"{mixers[0].family} ({', '.join(dict.fromkeys(m.kind for m in mixers))})"
     word = "layer" if len(mixers) == 1 else "layers"
-    full, most = f"{name} · {word} {labels.ranges(m.layer for m in mixers)}", int(width / 0.088)
-    short = full if len(full) <= most else f"{name} · {labels.count(len(mixers), 'layer')}"
-    return labels.shortened(short, most)
+    most = int(width / 0.088)
+    titles = (
+        f"{name} · {word} {labels.ranges(m.layer for m in mixers)}",
+        f"{name} · {labels.count(len(mixers), 'layer')}",
+        name,
+    )
+    return next((title for title in titles if len(title) <= most), labels.shortened(name, most))
 
 
 def _caption(lines: Lines) -> str:
