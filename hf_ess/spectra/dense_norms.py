@@ -60,8 +60,10 @@ def squares(T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if T.device.type == "cpu" and compiled_available():
         from hf_ess.spectra import kernels_dense
 
-        parts = [kernels_dense.squares(x.contiguous().numpy()) for x in T]
-        cuts, rows, columns = (torch.stack([torch.from_numpy(x) for x in part]) for part in zip(*parts))
+        B, L = T.shape[:2]
+        cuts, rows, columns = T.new_empty(B, L - 1), T.new_empty(B, L), T.new_empty(B, L)
+        for b in range(B):
+            kernels_dense.squares(T[b].contiguous().numpy(), *(x[b].numpy() for x in (cuts, rows, columns)))
         return cuts, rows, columns
     square = T**2
     below = square.flip(1).cumsum(1).flip(1)  # of each column, from a row on

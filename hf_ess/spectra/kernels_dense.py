@@ -301,11 +301,11 @@ def mirror(T):  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def squares(T):  # type: ignore[no-untyped-def]
-    """|H_i|_F^2 for i = 1 .. L-1 and the squared norms of the rows and of the columns of T, in one pass upwards."""
-    L = T.shape[0]
-    cuts, rows, columns = np.zeros(L - 1), np.zeros(L), np.zeros(L)
-    for i in range(L - 1, 0, -1):
+def squares(T, cuts, rows, columns):  # type: ignore[no-untyped-def]
+    """Fills |H_i|_F^2 for i = 1 .. L-1 and the squared norms of the rows and columns of T, in one pass upwards."""
+    rows[0] = 0.0
+    columns[:] = 0.0
+    for i in range(T.shape[0] - 1, 0, -1):
         row, cut = 0.0, 0.0
         for j in range(i):
             x = T[i, j] * T[i, j]
@@ -313,4 +313,3 @@ def squares(T):  # type: ignore[no-untyped-def]
             row += x
             cut += columns[j]
         rows[i], cuts[i - 1] = row, cut
-    return cuts, rows, columns

@@ -66,7 +66,7 @@ def operator(name: str, L: int, seed: int = 0) -> Tensor:
         "bidiagonal": lambda: 1.0 * (row - column == 1) - 0.999 * (row - column == 2),
         "zero": lambda: torch.zeros(L, L, dtype=torch.float64),
     }
-    return torch.tril(make[name](), -1)
+    return torch.tril(make[name]().double(), -1)
 
 
 NAMES = [
