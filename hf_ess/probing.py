@@ -121,9 +121,7 @@ def probe(
             result = run.result(partial, list(delimiters), notes)
             if partial is not None:
                 if plots:
-                    from hf_ess.plots import save_all
-
-                    save_all(result, partial.folder / "plots")
+                    _draw(result, partial.folder / "plots")
                 partial.publish(result)
     except MemoryError as error:
         raise HfEssError("the machine ran out of memory; shorten the text with --max-tokens") from error
@@ -162,6 +160,17 @@ def _items(text: str | Sequence[str] | Sequence[int]) -> tuple[list[str], list[i
     if not all(isinstance(item, str) for item in items):
         raise BadInput("text must be a string, a list of strings, or a list of token ids")
     return items, None
+
+
+def _draw(result: Result, folder: Path) -> None:
+    """Draws the standard pictures; what goes wrong there becomes a note, because the measurement is done."""
+    try:
+        from hf_ess.plots import save_all
+
+        save_all(result, folder)
+    except Exception as error:
+        first = str(error).partition("\n")[0]
+        result.summary["notes"].append(f"the pictures could not be drawn ({first}); hf-ess plot DIR tries again")
 
 
 class _Probe:

@@ -249,3 +249,14 @@ def test_same_numbers_with_one_and_two_threads(llama):
     finally:
         torch.set_num_threads(1)
     assert one.ess.equals(two.ess)
+
+
+def test_pictures_that_fail_do_not_end_a_finished_measurement(tmp_path, llama, monkeypatch):
+    from hf_ess import plots
+
+    def fail(result, folder):
+        raise RuntimeError("no ink")
+
+    monkeypatch.setattr(plots, "save_all", fail)
+    hf_ess.probe(llama, token_ids(llama), output=tmp_path / "out", plots=True)
+    assert "no ink" in hf_ess.load_result(tmp_path / "out").summary["notes"][0]
