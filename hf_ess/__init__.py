@@ -22,6 +22,8 @@ _HOME = {
     "tolerance_ess": "hf_ess.spectra.ess",
     "entropy_ess": "hf_ess.spectra.ess",
     "singular_values": "hf_ess.spectra.ess",
+    "causal_ess": "hf_ess.spectra.causal",
+    "anticausal_ess": "hf_ess.spectra.causal",
     "DenseOperator": "hf_ess.operators",
     "RecurrentOperator": "hf_ess.operators",
     "SelectiveScan": "hf_ess.operators",
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     )
     from hf_ess.probing import probe
     from hf_ess.results import Result, load_result
+    from hf_ess.spectra.causal import anticausal_ess, causal_ess
     from hf_ess.spectra.ess import entropy_ess, singular_values, tolerance_ess
     from hf_ess.verification import verify
 
