@@ -1,9 +1,10 @@
 """The two halves of a recurrence's memory: what the past writes into the state, and what the future reads of it.
 
-H_i = O_i R_i with R_i the input-to-state map of the tokens before i and O_i the state-to-output map of the tokens from i
-on.  The rank of R_i is the causal ESS (the smallest state that can be fixed without seeing the future; arXiv 2504.19561,
-section 2 and its discussion of realisations), that of O_i the anti-causal one; rank H_i is at most the smaller of both.
-Unlike H_i, both depend on the realisation: scaling a state scales a column of O_i and a row of R_i against each other.
+H_i = O_i R_i with R_i the input-to-state map of the tokens before i and O_i the state-to-output map of the tokens from
+i on.  The rank of R_i is the causal ESS (the smallest state that can be fixed without seeing the future; arXiv
+2504.19561, section 2 and its discussion of realisations), that of O_i the anti-causal one; rank H_i is at most the
+smaller of both.  Unlike H_i, both depend on the realisation: scaling a state scales a column of O_i and a row of R_i
+against each other.
 """
 
 from __future__ import annotations
