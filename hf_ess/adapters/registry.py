@@ -12,6 +12,7 @@ from hf_ess.errors import HfEssError
 GROUP = "hf_ess.adapters"
 
 _OWN = (
+    "convolution",
     "delta",
     "differential",
     "lightning",
