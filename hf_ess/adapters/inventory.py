@@ -10,7 +10,7 @@ from torch import nn
 # Class names of sequence mixers in transformers and in code written in its manner.
 _MIXER = re.compile(
     r"(Attention|Attn|MLA|Mixer|DeltaNet|Rglru|RecurrentBlock|ShortConv|ShortConvolution|PLELayer|MambaLayer|Mamba"
-    r"|Mamba2|SSM|S4D?|S6|Retention|xLSTMLayer|xLSTMBackend|[sm]LSTM\w*|LSTM|GRU|Hyena\w*|TimeMix\w*)$"
+    r"|Mamba2|SSM|S4D?|S6|Retention|xLSTMLayer|xLSTMBackend|[sm]LSTM\w*|LSTM|GRU|Hyena\w*|TimeMix\w*|RwkvFeedForward)$"
 )
 # Attention over depth, or over an image: not mixing along the text.
 _NOT_MIXER = re.compile(r"(AttentionResidual|Vision\w*|Vit\w*|Siglip\w*|CLIP\w*|Audio\w*)$")

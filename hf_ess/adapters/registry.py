@@ -24,6 +24,7 @@ _OWN = (
     "rwkv",
     "shortconv",
     "softmax",
+    "tokenshift",
 )
 _ADAPTERS: dict[str, Adapter] = {}
 

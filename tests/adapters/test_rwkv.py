@@ -28,8 +28,8 @@ def model_with_decays(dtype=torch.float32, low=-4.0, high=2.0):
 
 
 def test_contract():
-    layers = check(model_with_decays(), mixers=2, kinds={"rwkv"})
-    assert [layer.class_name for layer in layers] == ["RwkvSelfAttention"] * 2
+    layers = check(model_with_decays(), mixers=4, kinds={"rwkv", "token_shift"})
+    assert [layer.class_name for layer in layers] == ["RwkvSelfAttention", "RwkvFeedForward"] * 2
 
 
 def test_one_operator_per_channel_whose_rows_are_weighted_means():
@@ -100,7 +100,7 @@ def test_half_precision_operator_is_the_float64_formula_on_the_captured_features
 def test_hardly_any_decay_and_nothing_but_decay(level):
     model = model_with_decays(low=level, high=level)
     layers, _ = captured(model, token_ids(model, 80))
-    for layer in layers:
+    for layer in layers[::2]:
         assert layer.verified and layer.operator.dense().isfinite().all()
         assert (layer.operator.dense().sum(-1) - 1).abs().max() < 1e-12
 
@@ -129,5 +129,5 @@ def test_slow_decay_costs_float32_digits_and_the_bound_says_so():
             if path.endswith("time_decay"):
                 parameter.fill_(-4.0)
     layers, _ = captured(model, token_ids(model, 400))
-    assert all(isinstance(layer.operator, RecurrentOperator) and layer.verified for layer in layers)
+    assert all(isinstance(layer.operator, RecurrentOperator) and layer.verified for layer in layers[::2])
     assert max(layer.error for layer in layers) > 1e-5
