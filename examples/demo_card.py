@@ -45,7 +45,7 @@ on one CPU thread. AdamW (betas 0.9, 0.95; weight decay 0.1 on matrices; gradien
 learning rate {rate}, {warm_up} warm-up steps, cosine decay to zero. Seed {seed}. Made by
 `examples/train_demo.py` with torch {torch} and transformers {transformers}.
 
-| step | tokens | training loss (last 50 steps) | loss on {tune_tokens:,} tokens of the tuning part |
+| step | tokens | training loss (mean of 50 steps) | loss on {tune_tokens:,} tokens of the tuning part |
 |---|---|---|---|
 {curve}
 ## Held-out loss (nats per token)
@@ -80,15 +80,22 @@ def write_card(name: str, folder: Path, model: Any, work: Path, recipe: dict[str
     """Write ``folder/README.md`` from the training log, the last evaluation and the data themselves."""
     import transformers
 
-    log = [json.loads(line) for line in (work / name / "loss.jsonl").read_text().splitlines()]
+    by_step: dict[int, dict[str, Any]] = {}  # a training that was continued may have logged a step twice
+    for line in (work / name / "loss.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        by_step[record["step"]] = by_step.get(record["step"], {}) | record
+    log = list(by_step.values())
     scored = json.loads((work / name / "evaluation.json").read_text())
     characters = dict.fromkeys(demo_data.MAX_CHARS, 0)
     for fragment in read_fragments(work, "train"):
         characters[fragment["source"]] += len(fragment["text"])
     licences = {k: v.format(python=platform.python_version(), packages=", ".join(demo_data.JS_PACKAGES))
                 for k, v in LICENCES.items()}
-    tuned = [r for r in log if "tune_loss" in r]
-    tuned = [r for r in tuned if r["step"] % 1000 == 0 or r in (tuned[0], tuned[-1])]
+    curve = ""
+    for record in log:
+        if "tune_loss" in record:
+            loss = f"{record['loss']:.3f}" if "loss" in record else ""
+            curve += f"| {record['step']:,} | {record['tokens']:,} | {loss} | {record['tune_loss']:.3f} |\n"
     train_tokens = len(np.load(work / "train.npy"))
     text = CARD.format(
         name=name, architecture=type(model).__name__, shape=SHAPES[name].format(c=model.config),
@@ -98,8 +105,7 @@ def write_card(name: str, folder: Path, model: Any, work: Path, recipe: dict[str
         sources="".join(f"| {s} | {n:,} | {licences[s]} |\n" for s, n in characters.items()),
         steps=log[-1]["step"], tokens=log[-1]["tokens"], epochs=log[-1]["tokens"] / train_tokens,
         minutes=log[-1]["minutes"], torch=torch.__version__, transformers=transformers.__version__,
-        curve="".join(f"| {r['step']:,} | {r['tokens']:,} | {r['loss']:.3f} | {r['tune_loss']:.3f} |\n"
-                      for r in tuned),
+        curve=curve,
         weight=scored["bigram_weight"],
         scores="".join(f"| {k} | {v['tokens']:,} | {v['model']:.3f} | {v['bigram']:.3f} | "
                        f"{v['model'] - v['bigram']:+.3f} |\n" for k, v in scored["scores"].items()),

@@ -1,7 +1,7 @@
 """The selective scan of Mamba as one autograd function, compiled with numba for the CPU.
 
-Transformers' own CPU path builds one autograd node per time step and trains a 1.4 M-parameter FalconMamba
-at under 300 tokens/s. This one walks the recurrence in compiled code, forward and backward:
+Transformers' own CPU path builds several autograd nodes per time step; this one walks the recurrence in
+compiled code, forward and backward, and trains the demo model over 40 times as fast (docs/demo-models.md):
 
     h_t = exp(dt_t A) * h_{t-1} + dt_t B_t u_t,      y_t = <C_t, h_t>        (Gu & Dao 2023, eq. 2 and 4)
 

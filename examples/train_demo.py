@@ -98,11 +98,20 @@ def progress(step: int, minutes: float, args: argparse.Namespace) -> float:
     return step / args.steps if args.steps else minutes / args.minutes
 
 
+def optimizer_for(model: torch.nn.Module) -> torch.optim.AdamW:
+    """AdamW with weight decay on matrices alone: not on norms, biases and the decay rates of the states."""
+    named = list(model.named_parameters())
+    matrices = [p for n, p in named if p.ndim == 2 and "A_log" not in n]
+    others = [p for n, p in named if p.ndim != 2 or "A_log" in n]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, betas=(0.9, 0.95))
+
+
 def train(args: argparse.Namespace) -> None:
     """Train one model; linear warm-up, then cosine decay to zero over the budget."""
     from transformers import AutoModelForCausalLM
 
-    if args.model == "falcon-mamba":
+    if args.model == "falcon-mamba" and not args.plain_scan:
         import demo_scan
 
         demo_scan.install()
@@ -113,30 +122,37 @@ def train(args: argparse.Namespace) -> None:
     data = windows(np.load(args.work / "train.npy"), LENGTH)
     tune = np.load(args.work / "tune.npy")[:TUNE_TOKENS]
     model = AutoModelForCausalLM.from_config(configuration(args.model), dtype=torch.float32)
-    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    matrices = [p for n, p in named if p.ndim == 2 and "A_log" not in n]
-    others = [p for n, p in named if p.ndim != 2 or "A_log" in n]
-    optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}],
-        lr=PEAK_LR[args.model], betas=(0.9, 0.95))
+    optimizer = optimizer_for(model)
     step, minutes, state = 0, 0.0, folder / "state.pt"
     if state.exists():
         saved = torch.load(state, weights_only=True)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         step, minutes = saved["step"], saved["minutes"]
-    print(f"{args.model}: {sum(p.numel() for _, p in named)} parameters, continues from step {step}")
+    print(f"{args.model}: {sum(p.numel() for p in model.parameters())} parameters, from step {step}")
 
-    log = (folder / "loss.jsonl").open("a")
-    started, last_saved, recent = time.monotonic() - 60 * minutes, time.monotonic(), []
+    recent: list[float] = []
+
+    def report(score: bool) -> None:
+        record = {"step": step, "tokens": step * BATCH * LENGTH, "minutes": round(minutes, 2)}
+        if recent:
+            record["loss"] = round(float(np.mean(recent)), 4)
+            recent.clear()
+        if score:
+            record["tune_loss"] = round(float(np.mean(losses(model, tune, LENGTH))), 4)
+        with (folder / "loss.jsonl").open("a") as log:
+            log.write(json.dumps(record) + "\n")
+        print(record, flush=True)
+
+    started, last_saved = time.monotonic() - 60 * minutes, time.monotonic()
     per_epoch = len(data) // BATCH
     while (used := progress(step, minutes, args)) < 1:
         epoch, position = divmod(step, per_epoch)
         order = np.random.default_rng([SEED, epoch]).permutation(len(data))
         ids = torch.from_numpy(data[order[position * BATCH : (position + 1) * BATCH]])
-        rate = PEAK_LR[args.model] * min((step + 1) / WARM_UP, 0.5 + 0.5 * math.cos(math.pi * used))
+        rate = min((step + 1) / WARM_UP, 0.5 + 0.5 * math.cos(math.pi * used))
         for group in optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * PEAK_LR[args.model]
         model.train()
         logits = model(ids[:, :-1], use_cache=False).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
@@ -147,19 +163,12 @@ def train(args: argparse.Namespace) -> None:
         recent.append(loss.item())
         step, minutes = step + 1, (time.monotonic() - started) / 60
         if step % 50 == 0:
-            record = {"step": step, "tokens": step * BATCH * LENGTH, "minutes": round(minutes, 2),
-                      "lr": rate, "loss": round(float(np.mean(recent)), 4)}
-            if step % 500 == 0:
-                record["tune_loss"] = round(float(np.mean(losses(model, tune, LENGTH))), 4)
-            log.write(json.dumps(record) + "\n")
-            log.flush()
-            print(record, flush=True)
-            recent = []
+            report(score=step % 500 == 0)
         if time.monotonic() - last_saved > 240:
             save(model, optimizer, step, minutes, folder, args.work)
             last_saved = time.monotonic()
     save(model, optimizer, step, minutes, folder, args.work)
-    print(f"finished: {step} steps, {step * BATCH * LENGTH} tokens, {minutes:.1f} minutes")
+    report(score=True)
 
 
 def save(model: Any, optimizer: Any, step: int, minutes: float, folder: Path, work: Path) -> None:
@@ -242,6 +251,7 @@ def main() -> None:
     budget = command["train"].add_mutually_exclusive_group(required=True)
     budget.add_argument("--minutes", type=float, help="wall-clock budget")
     budget.add_argument("--steps", type=int, help=f"budget in steps of {BATCH * LENGTH} tokens; repeatable")
+    command["train"].add_argument("--plain-scan", action="store_true", help="time transformers' own scan")
     command["evaluate"].add_argument("--checkpoint", type=Path, help="default: the training's last export")
     command["evaluate"].add_argument("--tokens", type=int, help="score only so many held-out tokens")
     args = parser.parse_args()
