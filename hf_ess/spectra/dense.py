@@ -64,7 +64,7 @@ def entropy(T: Tensor, nodes: int = 12, block: int = 1) -> tuple[Tensor, Tensor]
 
     Args:
         T: (B, L d, L d).
-        nodes: of the quadrature: 10, 11 or 12, with errors of at most 1.4e-3, 8e-4 and 5e-4 on trained attention.
+        nodes: of the quadrature: 11, 12 or 14, with errors of at most 8e-4, 5e-4 and 4e-4 on trained attention.
         block: d, the channels flattened into T.
 
     Returns:
@@ -88,7 +88,7 @@ def singular_values(T: Tensor, positions: Sequence[int], block: int = 1) -> list
     Raises:
         NonFiniteOperator: NaN or Inf below the diagonal of T.
     """
-    T = dense_norms.strictly_lower(_checked(T, block))
+    T, _ = dense_norms.strictly_lower(_checked(T, block))
     return [dense_norms.svdvals(T[:, i * block :, : i * block]) for i in _cuts(positions, T, block)]
 
 
@@ -98,7 +98,8 @@ def frobenius(T: Tensor, block: int = 1) -> Tensor:
     Raises:
         NonFiniteOperator: NaN or Inf below the diagonal of T.
     """
-    return dense_norms.frobenius(dense_norms.strictly_lower(_checked(T, block)))[..., block - 1 :: block]
+    T, _ = dense_norms.strictly_lower(_checked(T, block))
+    return dense_norms.frobenius(T)[..., block - 1 :: block]
 
 
 def largest(T: Tensor, positions: Sequence[int] | None = None, block: int = 1) -> Tensor:
@@ -107,7 +108,7 @@ def largest(T: Tensor, positions: Sequence[int] | None = None, block: int = 1) -
     Raises:
         NonFiniteOperator: NaN or Inf below the diagonal of T.
     """
-    T = dense_norms.strictly_lower(_checked(T, block))
+    T, _ = dense_norms.strictly_lower(_checked(T, block))
     cuts = range(1, T.shape[1] // block) if positions is None else _cuts(positions, T, block)
     return dense_norms.largest(T, [i * block for i in cuts])
 

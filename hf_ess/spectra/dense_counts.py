@@ -36,7 +36,7 @@ def counts(T: Tensor, tol: Tensor, compiled: bool | None = None) -> tuple[Tensor
     """
     w = tol * (1 - SHADE)
     if compiled is None and T.shape[1] <= SMALL:
-        return _by_svd(strictly_lower(T), w)
+        return _by_svd(strictly_lower(T)[0], w)
     counts = torch.zeros(*w.shape, T.shape[1] - 1, dtype=torch.int64, device=T.device)
     resolved = torch.ones_like(counts, dtype=torch.bool)
     if not counts.numel():

@@ -17,62 +17,57 @@ from torch import Tensor
 from hf_ess.spectra.dense_norms import strictly_lower, svdvals, zero_cuts
 from hf_ess.spectra.dense_sweep import SMALL, Sweep, chunks, prepare
 
-LOW = 1e-5  # the fit starts at singular values of LOW |H|
-FLOOR = 1e-4  # errors of the fit are relative to sigma + FLOOR |H|
+FLOOR = 3e-3  # errors of the fit are relative to sigma + FLOOR |H|
 SINGLE = 0.04  # shifts above SINGLE |H| may be swept in single precision, whose rounding is 6e-8 / SINGLE^2
-BOUND = 3e-3  # cuts with a larger estimated error are computed by SVD
+BOUND = 3e-3  # cuts with a larger bound of the error are computed by SVD
 EXACT = 1e-12  # the error stated for these
 
-# log10 of the shifts for LOW and FLOOR, found by `python benchmarks/quadrature_nodes.py`: a third of the error of
-# evenly spaced ones.
+# log10 of the shifts, found by `python benchmarks/quadrature_nodes.py`; evenly spaced ones need three more.
 PLACES = {
-    10: (-6.341, -4.945, -4.258, -3.678, -3.121, -2.565, -2.001, -1.430, -0.854, -0.247),
-    11: (-6.155, -4.986, -4.381, -3.870, -3.367, -2.862, -2.352, -1.832, -1.309, -0.783, -0.219),
-    12: (-6.081, -5.133, -4.551, -4.048, -3.575, -3.109, -2.640, -2.165, -1.683, -1.197, -0.707, -0.173),
+    10: (-6.286, -5.018, -4.167, -3.526, -2.945, -2.387, -1.846, -1.321, -0.796, -0.234),
+    11: (-6.434, -5.166, -4.330, -3.678, -3.138, -2.651, -2.194, -1.714, -1.226, -0.729, -0.190),
+    12: (-6.539, -5.270, -4.437, -3.791, -3.286, -2.883, -2.448, -2.008, -1.568, -1.133, -0.677, -0.170),
 }
 
 
 class Quadrature(NamedTuple):
-    """sum_k c_k log(1 + (s / w_k)^2) + c s^2 approximates s and s log s.
+    """sum_k c_k log(1 + (s / w_k)^2) + c s^2 approximates s and s log s for 0 <= s <= 1.
 
     Attributes:
         w: (nodes,) shifts.
         weights: (2, nodes + 1), the c, for s and for s log s.
-        errors: (2,), the largest for s in [LOW, 1], relative to s + FLOOR.
-        below: (2,), the largest for s < LOW, absolute.
+        errors: the largest error of either, relative to s + FLOOR.
     """
 
     w: Tensor
     weights: Tensor
-    errors: Tensor
-    below: Tensor
+    errors: tuple[float, float]
 
 
 @functools.lru_cache(maxsize=8)
-def quadrature(nodes: int, points: int = 400) -> Quadrature:
-    """The fit for that many nodes, its largest error nearly as small as can be (reweighted least squares)."""
-    w = 10 ** torch.tensor(PLACES[nodes], dtype=torch.float64)
+def quadrature(nodes: int) -> Quadrature:
+    """The rule with that many nodes, a key of PLACES."""
+    return fitted(10 ** torch.tensor(PLACES[nodes], dtype=torch.float64))
 
-    def basis(s: Tensor) -> Tensor:
-        return torch.cat([torch.log1p((s[:, None] / w) ** 2) * w, (s**2)[:, None]], 1)
 
-    s = torch.logspace(math.log10(LOW), 0, points, dtype=torch.float64)
-    tiny = torch.logspace(-12, math.log10(LOW), points, dtype=torch.float64)
-    weights, errors, below = [], [], []
-    for function in (lambda s: s, lambda s: s * s.log()):
-        weight, best, error = torch.ones_like(s), torch.zeros_like(basis(s)[0]), math.inf
+def fitted(w: Tensor) -> Quadrature:
+    """The weights for given shifts, the largest error nearly as small as can be (reweighted least squares)."""
+    s = torch.cat([torch.logspace(-8, -5, 60), torch.logspace(-5, 0, 300)[1:]]).double()
+    s[-1] = 1.0
+    basis = torch.cat([torch.log1p((s[:, None] / w) ** 2) * w, (s**2)[:, None]], 1)
+    weights, errors = [], []
+    for target in (s, s * s.log()):
+        weight, best, error = torch.ones_like(s), torch.zeros_like(basis[0]), math.inf
         for _ in range(10):
             rows = (weight / (s + FLOOR))[:, None]
-            target = function(s)[:, None] * rows
-            fit = torch.linalg.lstsq(basis(s) * rows, target, rcond=1e-13, driver="gelsd").solution[:, 0]
-            miss = ((basis(s) @ fit - function(s)) / (s + FLOOR)).abs()
+            fit = torch.linalg.lstsq(basis * rows, target[:, None] * rows, rcond=1e-13, driver="gelsd").solution[:, 0]
+            miss = ((basis @ fit - target) / (s + FLOOR)).abs()
             if miss.max() < error:
                 best, error = fit, float(miss.max())
             weight = weight * (miss / miss.mean()).clamp(0.1, 10) ** 0.5
         weights.append(best * torch.cat([w, torch.ones(1, dtype=torch.float64)]))
         errors.append(error)
-        below.append(float((basis(tiny) @ best - function(tiny)).abs().max()))
-    return Quadrature(w, torch.stack(weights), torch.tensor(errors).double(), torch.tensor(below).double())
+    return Quadrature(w, torch.stack(weights), (errors[0], errors[1]))
 
 
 def entropy(T: Tensor, nodes: int, block: int = 1, compiled: bool | None = None) -> tuple[Tensor, Tensor]:
@@ -87,7 +82,7 @@ def entropy(T: Tensor, nodes: int, block: int = 1, compiled: bool | None = None)
     out = torch.zeros(B, L - 1, dtype=torch.float64, device=T.device)
     error = torch.full_like(out, math.inf)
     if compiled is None and L <= SMALL:
-        T = strictly_lower(T)
+        T, _ = strictly_lower(T)
     else:
         for here in chunks(T):
             out[here], error[here] = _estimate(prepare(T[here], compiled), nodes)
@@ -127,16 +122,7 @@ def _estimate(op: Sweep, nodes: int) -> tuple[Tensor, Tensor]:
     n, s = torch.tensordot(weights, g, dims=1)  # sum of sigma and sum of sigma log sigma
     i = torch.arange(1, op.L, device=w.device)
     rank = torch.minimum(i, op.L - i)
-    # How many singular values may lie below LOW.  Between two shifts g falls by twice the logarithm of their ratio for
-    # each one far above, and by at most a part c of that for each one below LOW.
-    k = int((w < 3 * LOW).sum())
-    c = float(LOW / w[k]) ** 2
-    above = (g[k] - g[k + 1]) / (2 * torch.log(w[k + 1] / w[k]))
-    below = (rank - (above - c * rank) / (1 - c)).clamp(torch.zeros_like(rank), rank)
-    error_n, error_s = (
-        e * (n + rank * FLOOR) + below * tiny + r
-        for e, tiny, r in zip(rule.errors.tolist(), rule.below.tolist(), rounding)
-    )
+    error_n, error_s = (e * (n + rank * FLOOR) + r for e, r in zip(rule.errors, rounding))
     ess = (n.log() - s / n).exp()  # entropy = log n - s / n
     error = (error_s + (1 + s / n).abs() * error_n) / n
     error = torch.where(n > 0, error, torch.inf).nan_to_num(math.inf)

@@ -23,16 +23,27 @@ def compiled_available() -> bool:
     return importlib.util.find_spec("numba") is not None
 
 
-def strictly_lower(T: Tensor) -> Tensor:
-    """What lies below the diagonal, float64, a copy.
+def compiled_for(T: Tensor) -> bool:
+    """Whether to use the kernels for T (B, L, L).  Short operators gain too little to load them, let alone compile."""
+    return T.device.type == "cpu" and T.shape[1] > 64 and compiled_available()
+
+
+def magnitude(T: Tensor) -> Tensor:
+    """The largest absolute value of each matrix, (B,); NaN if there is one.  (Ten times as fast as a vector_norm.)"""
+    return torch.maximum(T.amax((1, 2)), -T.amin((1, 2)))
+
+
+def strictly_lower(T: Tensor) -> tuple[Tensor, Tensor]:
+    """What lies below the diagonal, float64, a copy; and its `magnitude`.
 
     Raises:
         NonFiniteOperator: NaN or Inf there.
     """
     T = torch.tril(T.detach().double(), -1)
-    if not torch.linalg.vector_norm(T, torch.inf, dim=(1, 2)).isfinite().all():
+    largest = magnitude(T)
+    if not largest.isfinite().all():
         raise NonFiniteOperator("the operator is not finite: it holds NaN or Inf below the diagonal")
-    return T
+    return T, largest
 
 
 def power_of_two(x: Tensor) -> Tensor:
@@ -43,7 +54,7 @@ def power_of_two(x: Tensor) -> Tensor:
 def svdvals(H: Tensor) -> Tensor:
     """Singular values of (B, r, c), descending; zero matrices never reach LAPACK."""
     out = H.new_zeros(H.shape[0], min(H.shape[1:]))
-    size = torch.linalg.vector_norm(H, torch.inf, dim=(1, 2))
+    size = magnitude(H)
     some = size > 0
     if some.any():
         unit = power_of_two(size[some])
@@ -57,7 +68,7 @@ def squares(T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Args:
         T: (B, L, L), strictly lower triangular.
     """
-    if T.device.type == "cpu" and compiled_available():
+    if compiled_for(T):
         from hf_ess.spectra import kernels_dense
 
         B, L = T.shape[:2]
@@ -81,7 +92,7 @@ def zero_cuts(T: Tensor) -> Tensor:
 
 def frobenius(T: Tensor) -> Tensor:
     """|H_i|_F, (B, L-1); T: (B, L, L), strictly lower triangular."""
-    unit = power_of_two(torch.linalg.vector_norm(T, torch.inf, dim=(1, 2)))
+    unit = power_of_two(magnitude(T))
     cuts = squares(T / unit[:, None, None])[0]
     out = cuts.sqrt() * unit[:, None]
     small = cuts < 1e-280  # the squares of small entries underflow: these cuts one by one, unless H_i = 0
@@ -120,7 +131,7 @@ def largest(T: Tensor, cuts: Sequence[int]) -> Tensor:
 def _lanczos(T: Tensor, cuts: list[int]) -> tuple[Tensor, Tensor]:
     """sigma_1(H_i) by Golub-Kahan bidiagonalisation, (B, cut), and whether it converged."""
     B, low, high = T.shape[0], cuts[0], cuts[-1]
-    unit = power_of_two(torch.linalg.vector_norm(T, torch.inf, dim=(1, 2)))
+    unit = power_of_two(magnitude(T))
     H = T[:, low:, :high] / unit[:, None, None]
     cut = torch.tensor(cuts, device=T.device)
     past = torch.arange(high, device=T.device)[:, None] < cut

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_ess.spectra.dense_norms import compiled_available, power_of_two, squares, strictly_lower
+from hf_ess.spectra.dense_norms import compiled_for, power_of_two, squares, strictly_lower
 
 SMALL = 16  # up to this length the SVD of every H_i takes no longer (measured)
 
@@ -58,13 +58,11 @@ class Sweep(ABC):
 
     def __init__(self, T: Tensor, length: int) -> None:
         self.B, self.L = T.shape[:2]
-        if length == self.L:
-            self.T = strictly_lower(T)
-        else:
-            self.T = torch.zeros(self.B, length, length, dtype=torch.float64, device=T.device)
-            self.T[:, : self.L, : self.L] = strictly_lower(T)
-        self.unit = power_of_two(torch.linalg.vector_norm(self.T, torch.inf, dim=(1, 2)))
-        self.T.div_(self.unit[:, None, None])
+        lower, largest = strictly_lower(T)
+        self.unit = power_of_two(largest)
+        lower.div_(self.unit[:, None, None])
+        pad = length - self.L
+        self.T = torch.nn.functional.pad(lower, (0, pad, 0, pad)) if pad else lower
 
     @functools.cached_property
     def squares(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -98,7 +96,7 @@ class CompiledSweep(Sweep):
     def _half(self, half: tuple[int, bool]):  # type: ignore[no-untyped-def]
         b, later = half
         T = self.T[b].numpy()
-        T = self.kernels.mirror(T) if later else T
+        T = self.kernels.mirror(T, self.size) if later else T
         return T, self.kernels.gram_matrices(T, self.size)
 
     def __call__(self, w: Tensor, sign: int, single: bool = False) -> Tensor:
@@ -135,9 +133,7 @@ def _parallel(function: Callable[[Task], Result], tasks: list[Task]) -> Iterator
 
 def prepare(T: Tensor, compiled: bool | None = None) -> Sweep:
     """Operators made ready; the compiled sweep on the CPU where numba is installed, unless told otherwise."""
-    if compiled is None:
-        compiled = T.device.type == "cpu" and compiled_available()
-    if compiled:
+    if compiled_for(T) if compiled is None else compiled:
         return CompiledSweep(T)
     from hf_ess.spectra.dense_batched import BatchedSweep
 
@@ -148,7 +144,7 @@ def chunks(T: Tensor) -> Iterator[slice]:
     """Ranges of operators to make ready at once: what stays near the caches, or fills a GPU."""
     B, L = T.shape[:2]
     if T.device.type == "cpu":
-        threads = torch.get_num_threads() if compiled_available() else 1
+        threads = torch.get_num_threads() if compiled_for(T) else 1
         size = max(threads, threads * 2**20 // L**2)
     else:
         size = max(1, 2**26 // L**2)

@@ -22,7 +22,7 @@ import numpy as np
 
 LEAF = 16  # last node: below this size the loops over one node are too short to pay
 LANES = 64  # last nodes eliminated side by side, one in each lane
-PANEL = 256  # columns updated at once: a panel of pivot rows stays in the second-level cache
+PANEL, DEPTH = 256, 128  # columns and terms of a product taken at once: 256 KB, which stay in the second-level cache
 TILE = 32  # side of the tiles in which a matrix is transposed
 
 
@@ -42,13 +42,13 @@ def half(s):  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def _subtract(C, r, c, n, A, a, B, b, k, alpha):  # type: ignore[no-untyped-def]
-    """C[r:r+4, c:c+n] -= alpha A[:k, a:a+4]^T B[:k, b:b+n], k a multiple of 4.
+def _subtract(C, r, c, n, A, a, B, b, start, k, alpha):  # type: ignore[no-untyped-def]
+    """C[r:r+4, c:c+n] -= alpha A[:, a:a+4]^T B[:, b:b+n] over rows start .. start+k-1, k a multiple of 4.
 
     Four rows and four terms at a time: 16 multiply-adds for each 8 loads and 4 stores.
     """
     c0, c1, c2, c3 = C[r, c : c + n], C[r + 1, c : c + n], C[r + 2, c : c + n], C[r + 3, c : c + n]
-    for p in range(0, k, 4):
+    for p in range(start, start + k, 4):
         b0, b1, b2, b3 = B[p, b : b + n], B[p + 1, b : b + n], B[p + 2, b : b + n], B[p + 3, b : b + n]
         a00, a10, a20, a30 = alpha * A[p, a], alpha * A[p + 1, a], alpha * A[p + 2, a], alpha * A[p + 3, a]
         q = a + 1
@@ -66,13 +66,15 @@ def _subtract(C, r, c, n, A, a, B, b, k, alpha):  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def _subtract_upper(C, o, A, a, B, b, k, m, alpha):  # type: ignore[no-untyped-def]
-    """C[o:o+m, o:o+m] -= alpha A[:k, a:a+m]^T B[:k, b:b+m] on and above the diagonal."""
-    for j in range(0, m, PANEL):
-        end = min(j + PANEL, m)
-        for i in range(0, end, 4):
-            start = max(i, j)
-            _subtract(C, o + i, o + start, end - start, A, a + i, B, b + start, k, alpha)
+def _subtract_upper(C, o, A, a, B, b, r, k, m, alpha):  # type: ignore[no-untyped-def]
+    """C[o:o+m, o:o+m] -= alpha A[r:r+k, a:a+m]^T B[r:r+k, b:b+m] on and above the diagonal."""
+    for start in range(r, r + k, DEPTH):
+        terms = min(DEPTH, r + k - start)
+        for j in range(0, m, PANEL):
+            end = min(j + PANEL, m)
+            for i in range(0, end, 4):
+                c = max(i, j)
+                _subtract(C, o + i, o + c, end - c, A, a + i, B, b + c, start, terms, alpha)
 
 
 @_compiled
@@ -87,7 +89,7 @@ def _eliminate(Y, V, k, n):  # type: ignore[no-untyped-def]
         end = k if c < k else min(c + PANEL, n)
         for i in range(0, k, 4):
             start = max(c, i)
-            _subtract(Y, i, start, end - start, V, i, Y, start, i, 1.0)
+            _subtract(Y, i, start, end - start, V, i, Y, start, 0, i, 1.0)
             for r in range(i, i + 4):
                 y, v = Y[r, start:end], V[r, start:end]
                 for q in range(i, r):
@@ -120,31 +122,43 @@ def _split(nodes, o, s, sign, both, Y, V):  # type: ignore[no-untyped-def]
         k = s - h if left else h  # size of the sibling, and so the number of pivots
         if left:
             for i in range(k):
-                Y[i, i:k] = Y[h + i, i:k]  # saved below: rows come later than they are read
+                for j in range(i, k):
+                    Y[i, j] = Y[h + i, j]  # saved below; a row is written after it was read
                 for j in range(h):
                     Y[i, k + j] = P[o + j, m + i]
                     Y[i, s + j] = N[o + j, m + i]
         else:
             for i in range(k):
-                Y[i, i:k] = Q[o + i, o + i : m]
-                Y[i, h:s] = Q[o + i, m : o + s]
-                Y[i, s : s + s - h] = N[o + i, m : o + s]
+                for j in range(i, s):
+                    Y[i, j] = Q[o + i, o + j]
+                for j in range(s - h):
+                    Y[i, s + j] = N[o + i, m + j]
         _eliminate(Y, V, k, 2 * s - k)
         if both and not left:  # the right child is about to overwrite the pivots of the left one
             for i in range(s - h):
-                Y[h + i, i : s - h] = P[m + i, m + i : o + s]
+                for j in range(i, s - h):
+                    Y[h + i, j] = P[m + i, m + j]
         for which in range(3):  # own role, other role, N (past x future)
             role = which if which == 2 else (which + 1 + left) % 2
             past = s if which == 1 or (which == 2 and left) else k
             future = s if which == 1 or (which == 2 and not left) else k
             alpha = sign if which == 1 else 1.0
-            _subtract_upper(nodes[role], o if left else m, V, past, Y, future, k, s - k, alpha)
+            _subtract_upper(nodes[role], o if left else m, V, past, Y, future, 0, k, s - k, alpha)
 
 
 @_compiled
-def _axpy(x, a, y):  # type: ignore[no-untyped-def]
+def _axpy(X, i, j, a, Y, k, l):  # type: ignore[no-untyped-def]
+    """X[i, j] -= a Y[k, l] in every lane."""
+    x, y = X[i, j], Y[k, l]
     for z in range(LANES):
         x[z] -= a[z] * y[z]
+
+
+@_compiled
+def _times(x, a, X, i, j, y):  # type: ignore[no-untyped-def]
+    """x = a X[i, j] y in every lane."""
+    for z in range(LANES):
+        x[z] = a * X[i, j, z] * y[z]
 
 
 @_compiled
@@ -161,43 +175,46 @@ def _leaves(P, Q, N, sign, D, E, K):  # type: ignore[no-untyped-def]
             b = o + h
             for u in range(h):  # both children's pivots, and N[a, b], which both eliminate
                 for v in range(h):
-                    D[u, v] = Q[o + u, o + v]
-                    E[u, v] = P[b + u, b + v]
-                    K[u, v] = N[o + u, b + v]
-            for t in range(o, b):  # right child
-                inverse[:] = 1.0 / D[t - o, t - o]
-                for u in range(t + 1, b):
-                    x[:] = D[t - o, u - o] * inverse
-                    for v in range(u - o, h):
-                        _axpy(D[u - o, v], x, D[t - o, v])
-                    for v in range(b, o + s):
-                        _axpy(Q[u, v], x, Q[t, v])
-                        _axpy(N[u, v], x, N[t, v])
-                for u in range(b, o + s):
-                    x[:] = Q[t, u] * inverse
-                    y[:] = sign * N[t, u] * inverse
-                    for v in range(u, o + s):
-                        _axpy(Q[u, v], x, Q[t, v])
-                        _axpy(N[u, v], x, N[t, v])
-                        _axpy(P[u, v], y, N[t, v])
-            for t in range(h):  # left child
-                inverse[:] = 1.0 / E[t, t]
+                    for z in range(LANES):
+                        D[u, v, z] = Q[o + u, o + v, z]
+                        E[u, v, z] = P[b + u, b + v, z]
+                        K[u, v, z] = N[o + u, b + v, z]
+            for t in range(h):  # right child
+                for z in range(LANES):
+                    inverse[z] = 1.0 / D[t, t, z]
                 for u in range(t + 1, h):
-                    x[:] = E[t, u] * inverse
+                    _times(x, 1.0, D, t, u, inverse)
                     for v in range(u, h):
-                        _axpy(E[u, v], x, E[t, v])
+                        _axpy(D, u, v, x, D, t, v)
+                    for v in range(b, o + s):
+                        _axpy(Q, o + u, v, x, Q, o + t, v)
+                        _axpy(N, o + u, v, x, N, o + t, v)
+                for u in range(b, o + s):
+                    _times(x, 1.0, Q, o + t, u, inverse)
+                    _times(y, sign, N, o + t, u, inverse)
+                    for v in range(u, o + s):
+                        _axpy(Q, u, v, x, Q, o + t, v)
+                        _axpy(N, u, v, x, N, o + t, v)
+                        _axpy(P, u, v, y, N, o + t, v)
+            for t in range(h):  # left child
+                for z in range(LANES):
+                    inverse[z] = 1.0 / E[t, t, z]
+                for u in range(t + 1, h):
+                    _times(x, 1.0, E, t, u, inverse)
+                    for v in range(u, h):
+                        _axpy(E, u, v, x, E, t, v)
                     for v in range(h):
-                        _axpy(P[o + v, b + u], x, P[o + v, b + t])
-                        _axpy(K[v, u], x, K[v, t])
+                        _axpy(P, o + v, b + u, x, P, o + v, b + t)
+                        _axpy(K, v, u, x, K, v, t)
                 for u in range(h):
-                    x[:] = P[o + u, b + t] * inverse
-                    y[:] = K[u, t] * inverse
+                    _times(x, 1.0, P, o + u, b + t, inverse)
+                    _times(y, 1.0, K, u, t, inverse)
                     for v in range(u, h):
-                        _axpy(P[o + u, o + v], x, P[o + v, b + t])
-                        _axpy(N[o + u, o + v], y, P[o + v, b + t])
-                    y[:] = sign * y
+                        _axpy(P, o + u, o + v, x, P, o + v, b + t)
+                        _axpy(N, o + u, o + v, y, P, o + v, b + t)
+                    _times(y, sign, K, u, t, inverse)
                     for v in range(u, h):
-                        _axpy(Q[o + u, o + v], y, K[v, t])
+                        _axpy(Q, o + u, o + v, y, K, v, t)
         s = h
 
 
@@ -206,7 +223,7 @@ def sweep(T, size, grams, w, sign, f, p):  # type: ignore[no-untyped-def]
     """f / w and p / w of the first indices of an operator.
 
     Args:
-        T: (L, L), strictly lower triangular.
+        T: (L, >= size), read below the diagonal only.
         size: number of indices, a multiple of 4.
         grams: what `gram_matrices` returns for T and size.
         w: (K,) shifts.
@@ -228,9 +245,10 @@ def sweep(T, size, grams, w, sign, f, p):  # type: ignore[no-untyped-def]
                     upper[u, v] = T[v, u]
     for k in range(w.shape[0]):
         for i in range(size):
-            P[i, i:size] = 0.0
+            for j in range(i, size):
+                P[i, j] = 0.0
+                N[i, j] = upper[i, j]
             P[i, i] = w[k]
-            N[i, i:size] = upper[i, i:size]
         stack[0, 0], stack[0, 1] = 0, size
         top, offset = 1, 0
         while top:
@@ -278,7 +296,7 @@ def gram_matrices(T, size):  # type: ignore[no-untyped-def]
     offset, s, end = 0, size, T.shape[0]
     while True:
         G = flat[offset : offset + s * s].reshape((s, s))
-        _subtract_upper(G, 0, T[s:end], 0, T[s:end], 0, end - s, s, -1.0)
+        _subtract_upper(G, 0, T, 0, T, 0, s, end - s, s, -1.0)
         if s <= LEAF:
             return flat
         offset, end, s = offset + s * s, s, half(s)
@@ -288,14 +306,17 @@ def gram_matrices(T, size):  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def mirror(T):  # type: ignore[no-untyped-def]
-    """T reversed in time, M[i, j] = T[L-1-j, L-1-i]: future and past change places."""
+def mirror(T, size):  # type: ignore[no-untyped-def]
+    """The first columns of T reversed in time, M[i, j] = T[L-1-j, L-1-i]: future and past change places.
+
+    Above the diagonal it is left unset.  L is a multiple of 8.
+    """
     L = T.shape[0]
-    M = np.empty_like(T)
-    for i in range(0, L, TILE):
-        for j in range(0, L, TILE):
-            for u in range(i, min(i + TILE, L)):
-                for v in range(j, min(j + TILE, L)):
+    M = np.empty((L, size))
+    for i in range(0, L, 8):  # in tiles of one cache line
+        for j in range(0, min(i + 1, size), 8):
+            for v in range(j, min(j + 8, size)):
+                for u in range(i, i + 8):
                     M[u, v] = T[L - 1 - v, L - 1 - u]
     return M
 
@@ -304,7 +325,8 @@ def mirror(T):  # type: ignore[no-untyped-def]
 def squares(T, cuts, rows, columns):  # type: ignore[no-untyped-def]
     """Fills |H_i|_F^2 for i = 1 .. L-1 and the squared norms of the rows and columns of T, in one pass upwards."""
     rows[0] = 0.0
-    columns[:] = 0.0
+    for j in range(T.shape[0]):
+        columns[j] = 0.0
     for i in range(T.shape[0] - 1, 0, -1):
         row, cut = 0.0, 0.0
         for j in range(i):
