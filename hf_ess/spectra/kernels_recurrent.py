@@ -15,6 +15,8 @@ import numpy as np
 
 from hf_ess.spectra.kernels_svd import compiled, inlined
 
+UNDERFLOW = 1e-140  # as in recurrent_scaling; everything is of order 1
+
 
 @compiled
 def forward(
@@ -109,13 +111,22 @@ def _push(factor: np.ndarray, vectors: np.ndarray) -> None:
                 x[i, z] = cos[k, z] * x[i, z] - sin[k, z] * f
         row += i
         for z in range(w):
-            f, y = factor[row, z], x[i, z]
-            norm = np.sqrt(f * f + y * y)
-            inverse = 1.0 / norm if norm > 0 else 0.0
-            cos[i, z] = f * inverse if norm > 0 else 1.0
-            sin[i, z] = y * inverse
-            factor[row, z] = norm
+            cos[i, z], sin[i, z], factor[row, z] = _rotation(factor[row, z], x[i, z])
         row += 1
+
+
+@inlined
+def _rotation(x: float, y: float) -> tuple[float, float, float]:
+    """cos, sin and r with cos x + sin y = r and cos y - sin x = 0; y is dropped where squares may underflow.
+
+    From such squares the rotation would not be orthogonal, and it turns large entries of other rows as well.
+    """
+    square = x * x + y * y
+    if square < UNDERFLOW * UNDERFLOW:
+        return 1.0, 0.0, x
+    norm = np.sqrt(square)
+    inverse = 1.0 / norm
+    return x * inverse, y * inverse, norm
 
 
 @inlined
@@ -135,12 +146,7 @@ def _dots(factor: np.ndarray, q: np.ndarray, first: int, step: int, vectors: np.
         row += i + 1
     for k in range(n - 2, -1, -1):
         for z in range(w):
-            x, y = r[k, z], r[k + 1, z]
-            norm = np.sqrt(x * x + y * y)
-            inverse = 1.0 / norm if norm > 0 else 0.0
-            cos[k, z] = x * inverse if norm > 0 else 1.0
-            sin[k, z] = y * inverse
-            r[k, z] = norm
+            cos[k, z], sin[k, z], r[k, z] = _rotation(r[k, z], r[k + 1, z])
 
 
 @inlined

@@ -143,7 +143,8 @@ def _reflector(head: np.ndarray, norm2: np.ndarray, scale: np.ndarray) -> None:
         norm, x = np.sqrt(norm2[z]), head[z]
         head[z] = x + np.copysign(norm, x)
         denominator = norm * (norm + abs(x))
-        scale[z] = 1.0 / denominator if denominator > 0 else 0.0
+        # Squares that may have underflowed would make a reflection that is none; what is so small is left out.
+        scale[z] = 1.0 / denominator if denominator > 1e-200 else 0.0
 
 
 @inlined

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hf_ess.operators import RecurrentOperator
+from hf_ess.spectra.recurrent_scaling import UNDERFLOW
 
 EPS = torch.finfo(torch.float64).eps
 CUTS = 256  # Gramians of this many cuts exist at once; the recursions, which cost little, start again for the next
@@ -31,10 +32,10 @@ def _at(op: RecurrentOperator, cuts: Sequence[int]) -> Tensor:
     P, Q = _forward(op, cuts), _backward(op, cuts)
     d = P.diagonal(dim1=-2, dim2=-1).sqrt()
     # With unit diagonal the Cholesky factor is accurate in every coordinate, whatever the scales of the states.
-    inverse = torch.where(d > 0, 1 / d, 0.0)
+    inverse = torch.where(d > UNDERFLOW, 1 / d, 0.0)
     P *= inverse[..., :, None] * inverse[..., None, :]
     Q *= d[..., :, None] * d[..., None, :]
-    P.diagonal(dim1=-2, dim2=-1).add_((d == 0).double())
+    P.diagonal(dim1=-2, dim2=-1).add_((inverse == 0).double())
     finite = (P.isfinite() & Q.isfinite()).all(-1).all(-1)
     P[~finite], Q[~finite] = torch.eye(op.state, dtype=P.dtype, device=P.device), torch.nan
     F = _factor(P)

@@ -47,6 +47,7 @@ FAMILIES = [
     "hidden from the output",
     "resets",
     "fast decay",
+    "decays of all sizes",
     "graded states",
     "states of opposed scales",
     "keys overwritten",
@@ -81,6 +82,8 @@ def family(name: str, operators: int, length: int, n: int, seed: int = 0) -> Rec
         return RecurrentOperator(a, b, c)
     if name == "fast decay":
         return RecurrentOperator(torch.exp(-30 * torch.sigmoid(x)), b, c)
+    if name == "decays of all sizes":  # what is left of one state underflows beside others that forget nothing
+        return RecurrentOperator(torch.exp(-torch.exp(3 * x[:, :, :1]) * 4**k), b, c)
     if name == "graded states":
         return RecurrentOperator(a, b * 10**-k, c * 10**-k)
     if name == "states of opposed scales":

@@ -100,6 +100,15 @@ def test_counts_are_right_or_unresolved(engine, name):
     assert resolved[tol.expand_as(resolved) > 8 * error].float().mean() > 0.99
 
 
+@pytest.mark.parametrize("left, new", [(3.2e-154, 2.8e-154), (2.8e-154, 3.2e-154), (1e-158, 7e-159), (1e-150, 1e-170)])
+def test_squares_that_underflow(engine, left, new):
+    """A rotation made from them is none, and would spoil what the other state remembers."""
+    a, b = (torch.ones(1, 6, 2, dtype=torch.float64) for _ in range(2))
+    a[0, 1, 0], b[0, 1:, 0] = left, 0.0
+    b[0, 1, 0] = new
+    check(RecurrentOperator(a, b, recurrence("diagonal", 1, 6, 2).c))
+
+
 @given(
     kind=st.sampled_from(TRANSITIONS),
     operators=st.integers(1, 5),

@@ -30,8 +30,8 @@ def triangle_with(rng: np.random.Generator, sigma: np.ndarray) -> np.ndarray:
     return np.linalg.qr((left * sigma @ right).T)[1].T
 
 
-def scale(rng: np.random.Generator, *shape: int) -> np.ndarray:
-    return 10.0 ** rng.uniform(-20, 0, shape)
+def scale(rng: np.random.Generator, *shape: int, least: float = -20) -> np.ndarray:
+    return 10.0 ** rng.uniform(least, 0, shape)
 
 
 KINDS = {
@@ -39,6 +39,9 @@ KINDS = {
     "entries of all scales": lambda rng, n: rng.standard_normal((n, n)) * scale(rng, n, n),
     "rows of all scales": lambda rng, n: rng.standard_normal((n, n)) * scale(rng, n, 1),
     "columns of all scales": lambda rng, n: rng.standard_normal((n, n)) * scale(rng, 1, n),
+    "squares that underflow": lambda rng, n: rng.standard_normal((n, n)) * scale(rng, n, 1, least=-250),
+    "in columns": lambda rng, n: rng.standard_normal((n, n)) * scale(rng, 1, n, least=-250),
+    "in both": lambda rng, n: rng.standard_normal((n, n)) * scale(rng, n, n, least=-250),
     "sparse": lambda rng, n: rng.standard_normal((n, n)) * (rng.random((n, n)) < 0.3),
     "clusters": lambda rng, n: triangle_with(rng, rng.choice([1, 1 + 1e-8, 1 + 1e-14, 0.5, 1e-9, 0], n)),
     "all equal": lambda rng, n: triangle_with(rng, np.ones(n)),
