@@ -9,8 +9,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from hf_ess.spectra.dense_norms import strictly_lower, svdvals
-from hf_ess.spectra.dense_sweep import SMALL, Sweep, chunks, prepare
+from hf_ess.spectra.dense_norms import chunks, strictly_lower, svdvals
+from hf_ess.spectra.dense_sweep import SMALL, Sweep, prepare
 
 SHADE = 1e-9  # ties: the tolerance is lowered by this much, relatively
 NOISE = 16  # float64 singular values are good to NOISE eps sigma_1

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hf_ess.spectra.dense_norms import strictly_lower, svdvals, zero_cuts
-from hf_ess.spectra.dense_sweep import SMALL, Sweep, chunks, prepare
+from hf_ess.spectra.dense_norms import chunks, strictly_lower, svdvals, zero_cuts
+from hf_ess.spectra.dense_sweep import SMALL, Sweep, prepare
 
 FLOOR = 3e-3  # errors of the fit are relative to sigma + FLOOR |H|
 SINGLE = 0.04  # shifts above SINGLE |H| may be swept in single precision, whose rounding is 6e-8 / SINGLE^2

@@ -138,15 +138,3 @@ def prepare(T: Tensor, compiled: bool | None = None) -> Sweep:
     from hf_ess.spectra.dense_batched import BatchedSweep
 
     return BatchedSweep(T)
-
-
-def chunks(T: Tensor) -> Iterator[slice]:
-    """Ranges of operators to make ready at once: what stays near the caches, or fills a GPU."""
-    B, L = T.shape[:2]
-    if T.device.type == "cpu":
-        threads = torch.get_num_threads() if compiled_for(T) else 1
-        size = max(threads, threads * 2**20 // L**2)
-    else:
-        size = max(1, 2**26 // L**2)
-    for start in range(0, B, size):
-        yield slice(start, min(start + size, B))

@@ -208,3 +208,13 @@ def test_kernels_do_without_a_folder_for_their_cache(monkeypatch):
     monkeypatch.setattr(numba, "njit", refusing)
     half = kernels_dense._compiled(kernels_dense.half.py_func)
     assert [half(s) for s in (20, 24, 64, 100)] == [8, 16, 32, 48]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_every_temporary_is_on_the_device_of_the_operator(sign, monkeypatch):
+    """On the meta device, where a tensor left on the CPU raises: what can be checked of CUDA without one."""
+    monkeypatch.setattr(dense_sweep, "strictly_lower", lambda T: (torch.tril(T, -1), dense_norms.magnitude(T)))
+    op = dense_sweep.prepare(torch.empty(3, 150, 150, dtype=torch.float64, device="meta"))
+    f, p = op(torch.empty(2, 3, dtype=torch.float64, device="meta"), sign, single=True)
+    assert f.device.type == p.device.type == "meta" and f.shape == (2, 3, 150)
+    assert all(x.device.type == "meta" for x in op.squares)
