@@ -22,7 +22,7 @@ from hf_ess.adapters.inventory import is_mixer
 from hf_ess.adapters.registry import register
 from hf_ess.adapters.rerun import Forward, can_run_again, remembering
 from hf_ess.adapters.seams import is_low, raised
-from hf_ess.adapters.sight import Product, Sight
+from hf_ess.adapters.sight import Product, Sight, operator_of
 from hf_ess.adapters.softmax import Softmax, error_bound
 from hf_ess.operators import SoftmaxAttention
 
@@ -101,28 +101,26 @@ class _Eyes(TorchFunctionMode):
             self.twins[forward] = forward.twin()  # now, while the layer's own weights are in place
 
     def left(self, forward: Forward) -> None:
-        """Hands over what was seen in a forward that is over, or says why there is no operator in it."""
-        calls, sight = self.calls.pop(forward, []), self.seen.pop(forward, Sight())
+        """Hands over what was seen in a forward that is over, and says what in it is no operator."""
+        module, calls, sight = forward.module, self.calls.pop(forward, []), self.seen.pop(forward, Sight())
         twin = self.twins.pop(forward, None)
-        exact, reason = sight.products, REFUSED.get(_family(forward.module))
-        if reason is None and not calls:
-            reason = _no_operator(sight)
-        if reason is None and any(is_low(x.output) for x in exact):
-            exact, reason = self._again(forward, twin)
+        reasons = [REFUSED.get(_family(module))]
+        if reasons == [None]:
+            own = [x for x in sight.products if x.size[0] == x.size[1] and x.batch == 1]
+            exact, failure = self._again(forward, twin, len(own)) if any(is_low(x.output) for x in own) else (own, None)
+            calls += [_of_product(module, x, y) for x, y in zip(own, exact)]
+            reasons = [failure, None if calls and len(own) == len(sight.products) else _no_operator(sight)]
         self.closed = True
         try:
-            if reason is not None:
-                self.watch.refuse(forward.module, reason)
-                return
             for call in calls:
                 self.watch.record(call)
-            for own, product in zip(sight.products, exact, strict=True):
-                self.watch.record(_of_product(forward.module, own, product))
+            for reason in filter(None, reasons):
+                self.watch.refuse(module, reason)
         finally:
             self.closed = False
 
-    def _again(self, forward: Forward, twin: nn.Module | None) -> tuple[list[Product], str | None]:
-        """The products of the same forward in float32, or why there are none."""
+    def _again(self, forward: Forward, twin: nn.Module | None, count: int) -> tuple[list[Product], str | None]:
+        """The operators of the same forward in float32, or why there are none."""
         reason = "its code could not be run again in float32 to verify its operator: load the model in float32"
         if twin is None:
             return [], reason
@@ -132,7 +130,8 @@ class _Eyes(TorchFunctionMode):
         except Exception as error:  # code of any kind, called otherwise than its author meant
             return [], f"{reason} ({type(error).__name__})"
         else:
-            return self.again.products, None
+            exact = [x for x in self.again.products if x.size[0] == x.size[1]]
+            return (exact, None) if len(exact) == count else ([], reason)
         finally:
             self.again = None
 
@@ -141,10 +140,10 @@ def _of_product(module: nn.Module, own: Product, exact: Product) -> MixerCall:
     return MixerCall(
         module=module,
         kind=Softmax.kind,
-        operator=exact.operator(),
-        inputs=exact.inputs(),
-        reference=exact.result(),
-        output=None if own is exact else own.result(),
+        operator=operator_of(exact.logits, multiplicity=exact.values.shape[-1]),
+        inputs=exact.values,
+        reference=exact.output,
+        output=None if own is exact else own.output,
     )
 
 
@@ -190,12 +189,16 @@ def _of_sdpa(
 
 
 def _no_operator(sight: Sight) -> str | None:
-    """Why a layer with a softmax has no operator on one sequence, or None."""
+    """Why a layer with a softmax has no operator on one sequence, or not only such, or None."""
+    square = [x.size[0] == x.size[1] for x in sight.products]
     for product in sight.products:
+        rows, columns = product.size
         if product.batch != 1:
             return f"it ran on a batch of {product.batch} sequences where one was given"
-        if not product.on_the_text():
-            return "its operator is not square: {} queries over {} keys".format(*product.size)
+        if rows != columns and any(square):
+            return f"it is not measured in full: it also attends with {rows} queries over {columns} keys"
+        if rows != columns:
+            return f"its operator is not square: {rows} queries over {columns} keys"
     if sight.weights and not sight.products:
         return "its softmax is not what is multiplied with its values, so no operator can be read off"
     return None

@@ -23,14 +23,12 @@ class Product:
 
     Attributes:
         logits: (operator, L, S), what the softmax was given.
-        weights: (operator, L, S), what it returned.
         values: (operator, S, d).
         output: (operator, L, d).
         batch: number of sequences, where the layer keeps them apart from its heads.
     """
 
     logits: Tensor
-    weights: Tensor
     values: Tensor
     output: Tensor
     batch: int = 1
@@ -39,40 +37,6 @@ class Product:
     def size(self) -> tuple[int, int]:
         """Number of queries and of keys."""
         return self.logits.shape[1], self.logits.shape[2]
-
-    def operator(self) -> SoftmaxAttention:
-        """T of every head.
-
-        With twice as many keys as queries (see `on_the_text`), the softmax of the first half, in which each query's
-        own key of the second half takes part as a sink.
-        """
-        length, keys = self.size
-        sinks = self.logits[..., length:].diagonal(dim1=1, dim2=2) if keys > length else None
-        return operator_of(self.logits[..., :length], sinks, multiplicity=self.values.shape[-1])
-
-    def inputs(self) -> Tensor:
-        """u, (operator, L, d)."""
-        return self.values[:, : self.size[0]]
-
-    def result(self) -> Tensor:
-        """y, (operator, L, d), without what a query took from its own key of the second half."""
-        length, keys = self.size
-        if keys == length:
-            return self.output
-        own = self.weights[..., length:].diagonal(dim1=1, dim2=2)[..., None]
-        return self.output - own * self.values[:, length:]
-
-    def on_the_text(self) -> bool:
-        """Whether it is an operator on one sequence.
-
-        Either square; or, as in the n-gram streams of prophetnet, over the keys of the main stream and as many of
-        the stream itself, of which each query sees only its own: that half carries nothing from token to token.
-        """
-        length, keys = self.size
-        if keys != 2 * length:
-            return keys == length
-        own = self.weights[..., length:]
-        return not bool(own.triu(1).any()) and not bool(own.tril(-1).any())
 
 
 @dataclass
@@ -120,21 +84,18 @@ class Sight:
         if weights.shape[-2:] == logits.shape[-2:] and torch.broadcast_shapes(leading, values.shape[:-2]) == leading:
             values = values.expand(*leading, *values.shape[-2:])
             batch = weights.shape[0] if weights.dim() > 3 else 1
-            logits, weights, values, output = (x.flatten(0, -3) for x in (logits, weights, values, output))
-            self.products.append(Product(logits, weights, values, output, batch))
+            logits, values, output = (x.flatten(0, -3) for x in (logits, values, output))
+            self.products.append(Product(logits, values, output, batch))
 
 
-def operator_of(logits: Tensor, sinks: Tensor | None = None, multiplicity: int = 1) -> SoftmaxAttention:
+def operator_of(logits: Tensor, multiplicity: int = 1) -> SoftmaxAttention:
     """T = softmax(logits), row by row, in float64.
 
     Args:
         logits: (head, L, L), as the layer gave them to its softmax: scaled, with bias and mask.
-        sinks: (head, L), one more logit per row, or None.
         multiplicity: width of a value.
     """
     nothing = logits.new_empty(*logits.shape[:2], 0)  # q k^T = 0: the logits are a bias on it
     below = logits - logits.amax(-1, keepdim=True)
     visible = (below > _HIDDEN).any(0, keepdim=True)  # the mask is the same for all heads, a bias need not be
-    return SoftmaxAttention(
-        nothing, nothing, 1.0, mask=visible, position_bias=logits, sinks=sinks, multiplicity=multiplicity
-    )
+    return SoftmaxAttention(nothing, nothing, 1.0, mask=visible, position_bias=logits, multiplicity=multiplicity)
