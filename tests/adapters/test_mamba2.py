@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from hf_ess.adapters import mamba2
 from hf_ess.adapters.base import Watch
-from hf_ess.verification import relative_error
+from hf_ess.agreement import relative_error
 from tests.adapters.contract import captured, check, token_ids
 from tests.adapters.controls import assert_found
 from tests.tiny import tiny_model
