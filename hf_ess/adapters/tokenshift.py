@@ -19,7 +19,7 @@ from hf_ess.operators import ConvolutionOperator
 class TokenShift:
     """Every module whose class name ends in RwkvFeedForward: what enters its `key` and its `receptance`."""
 
-    kind = "token_shift"
+    kind = "token_shift_conv"
 
     @contextmanager
     def watch(self, watch: Watch) -> Iterator[None]:

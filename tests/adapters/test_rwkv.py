@@ -28,7 +28,7 @@ def model_with_decays(dtype=torch.float32, low=-4.0, high=2.0):
 
 
 def test_contract():
-    layers = check(model_with_decays(), mixers=4, kinds={"rwkv", "token_shift"})
+    layers = check(model_with_decays(), mixers=4, kinds={"rwkv", "token_shift_conv"})
     assert [layer.class_name for layer in layers] == ["RwkvSelfAttention", "RwkvFeedForward"] * 2
 
 

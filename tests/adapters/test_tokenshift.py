@@ -23,8 +23,8 @@ def model_of(dtype=torch.float32):
 
 
 def test_contract():
-    layers = check(model_of(), mixers=4, kinds={"rwkv", "token_shift"})
-    found = [layer for layer in layers if layer.kind == "token_shift"]
+    layers = check(model_of(), mixers=4, kinds={"rwkv", "token_shift_conv"})
+    found = [layer for layer in layers if layer.kind == "token_shift_conv"]
     width = model_of().config.hidden_size
     assert [layer.operator.count for layer in found] == [2 * width] * 2
     assert (found[0].operator.tss() == 1).all()
@@ -40,7 +40,7 @@ def test_half_precision(dtype):
     layers, skipped = captured(model, token_ids(model))
     assert skipped == []
     for layer in layers:
-        if layer.kind == "token_shift":
+        if layer.kind == "token_shift_conv":
             assert layer.verified and layer.error < 1e-6 and 1e-5 < layer.rounding < 0.02
 
 
@@ -58,4 +58,4 @@ def test_what_is_left_out_fails_verification(part, dtype, monkeypatch):
     def wrong(key, receptance, length):
         return CONTROLS[part](key, length)
 
-    assert_found(model_of(dtype), "token_shift", lambda: monkeypatch.setattr(tokenshift, "operator_of", wrong))
+    assert_found(model_of(dtype), "token_shift_conv", lambda: monkeypatch.setattr(tokenshift, "operator_of", wrong))
