@@ -96,6 +96,6 @@ def operator_of(logits: Tensor, multiplicity: int = 1) -> SoftmaxAttention:
         multiplicity: width of a value.
     """
     nothing = logits.new_empty(*logits.shape[:2], 0)  # q k^T = 0: the logits are a bias on it
-    below = logits - logits.amax(-1, keepdim=True)
-    visible = (below > _HIDDEN).any(0, keepdim=True)  # the mask is the same for all heads, a bias need not be
+    seen = logits > logits.amax(-1, keepdim=True) + _HIDDEN
+    visible = seen.any(0, keepdim=True)  # the mask is the same for all heads, a bias need not be
     return SoftmaxAttention(nothing, nothing, 1.0, mask=visible, position_bias=logits, multiplicity=multiplicity)
