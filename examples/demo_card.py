@@ -89,8 +89,10 @@ def write_card(name: str, folder: Path, model: Any, work: Path, recipe: dict[str
     characters = dict.fromkeys(demo_data.MAX_CHARS, 0)
     for fragment in read_fragments(work, "train"):
         characters[fragment["source"]] += len(fragment["text"])
-    licences = {k: v.format(python=platform.python_version(), packages=", ".join(demo_data.JS_PACKAGES))
-                for k, v in LICENCES.items()}
+    licences = {
+        k: v.format(python=platform.python_version(), packages=", ".join(demo_data.JS_PACKAGES))
+        for k, v in LICENCES.items()
+    }
     curve = ""
     for record in log:
         if "tune_loss" in record:
@@ -98,16 +100,28 @@ def write_card(name: str, folder: Path, model: Any, work: Path, recipe: dict[str
             curve += f"| {record['step']:,} | {record['tokens']:,} | {loss} | {record['tune_loss']:.3f} |\n"
     train_tokens = len(np.load(work / "train.npy"))
     text = CARD.format(
-        name=name, architecture=type(model).__name__, shape=SHAPES[name].format(c=model.config),
-        parameters=sum(p.numel() for p in model.parameters()), vocabulary=model.config.vocab_size,
-        size=(folder / "model.safetensors").stat().st_size / 1e6, train_tokens=train_tokens,
-        shortest=demo_data.SHORTEST, longest=demo_data.LONGEST,
+        name=name,
+        architecture=type(model).__name__,
+        shape=SHAPES[name].format(c=model.config),
+        parameters=sum(p.numel() for p in model.parameters()),
+        vocabulary=model.config.vocab_size,
+        size=(folder / "model.safetensors").stat().st_size / 1e6,
+        train_tokens=train_tokens,
+        shortest=demo_data.SHORTEST,
+        longest=demo_data.LONGEST,
         sources="".join(f"| {s} | {n:,} | {licences[s]} |\n" for s, n in characters.items()),
-        steps=log[-1]["step"], tokens=log[-1]["tokens"], epochs=log[-1]["tokens"] / train_tokens,
-        minutes=log[-1]["minutes"], torch=torch.__version__, transformers=transformers.__version__,
+        steps=log[-1]["step"],
+        tokens=log[-1]["tokens"],
+        epochs=log[-1]["tokens"] / train_tokens,
+        minutes=log[-1]["minutes"],
+        torch=torch.__version__,
+        transformers=transformers.__version__,
         curve=curve,
         weight=scored["bigram_weight"],
-        scores="".join(f"| {k} | {v['tokens']:,} | {v['model']:.3f} | {v['bigram']:.3f} | "
-                       f"{v['model'] - v['bigram']:+.3f} |\n" for k, v in scored["scores"].items()),
-        **recipe)
+        scores="".join(
+            f"| {k} | {v['tokens']:,} | {v['model']:.3f} | {v['bigram']:.3f} | {v['model'] - v['bigram']:+.3f} |\n"
+            for k, v in scored["scores"].items()
+        ),
+        **recipe,
+    )
     (folder / "README.md").write_text(text, encoding="utf-8")

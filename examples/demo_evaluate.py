@@ -59,8 +59,7 @@ def evaluate(model: Any, work: Path, length: int, tokens: int | None) -> dict[st
     masks |= {f"source {s}": label == s for s in demo_data.MAX_CHARS}
     masks["end-of-text tokens"] = targets == 0
     scores = {
-        name: {"tokens": int(m.sum()), "model": round(ours[m].mean(), 4),
-               "bigram": round(theirs[m].mean(), 4)}
+        name: {"tokens": int(m.sum()), "model": round(ours[m].mean(), 4), "bigram": round(theirs[m].mean(), 4)}
         for name, m in masks.items()
     }
     return {"bigram_weight": round(bigram.weight, 4), "scores": scores}
@@ -72,8 +71,11 @@ def write_sample(work: Path, to: Path, vocabulary: int, tokenizer: Any, fragment
     Only Moby-Dick and speeches before 1930 are taken, whose text is in the public domain beyond doubt.
     """
     bigram = fitted_bigram(work, vocabulary)
-    chosen = [f for f in read_fragments(work, "heldout")
-              if f["source"] == "moby-dick" or (f["source"] == "sotu" and f["name"] < "1930")][:fragments]
+    chosen = [
+        f
+        for f in read_fragments(work, "heldout")
+        if f["source"] == "moby-dick" or (f["source"] == "sotu" and f["name"] < "1930")
+    ][:fragments]
     text = "".join(f["text"] + demo_data.EOS for f in chosen)
     ids = np.array(tokenizer(text).input_ids)
     before, after = ids[:-1], ids[1:]

@@ -43,12 +43,25 @@ def configuration(name: str) -> Any:
     """The architecture of a demo model (a transformers configuration), 1-2 M parameters, tied embeddings."""
     from transformers import FalconMambaConfig, LlamaConfig
 
-    common = dict(vocab_size=VOCABULARY, hidden_size=192, num_hidden_layers=4, tie_word_embeddings=True,
-                  bos_token_id=0, eos_token_id=0, pad_token_id=None)
+    common = dict(
+        vocab_size=VOCABULARY,
+        hidden_size=192,
+        num_hidden_layers=4,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=None,
+    )
     if name == "falcon-mamba":
         return FalconMambaConfig(**common, state_size=16, expand=2, conv_kernel=4, initializer_range=0.04)
-    return LlamaConfig(**common, intermediate_size=512, num_attention_heads=6, num_key_value_heads=2,
-                       max_position_embeddings=1024, initializer_range=0.04)
+    return LlamaConfig(
+        **common,
+        intermediate_size=512,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        initializer_range=0.04,
+    )
 
 
 def prepare_data(work: Path) -> None:
@@ -71,17 +84,24 @@ def train_tokenizer(work: Path) -> None:
     alone = r".!?;}<>"
     pieces = rf"\n|[{alone}]| ?\p{{L}}+| ?\p{{N}}| ?[^\s\p{{L}}\p{{N}}{alone}]+|[^\S\n]+(?!\S)|[^\S\n]+"
     bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(pieces), behavior="isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ])
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pieces), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     bpe.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=[EOS], initial_alphabet=alphabet)
     bpe.train_from_iterator((f["text"] for f in read_fragments(work, "train")), trainer)
     # No bos is added: training windows start anywhere in the stream, so the models expect none.
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": EOS, "eos_token": EOS,
-                "clean_up_tokenization_spaces": False, "model_max_length": 1024}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": EOS,
+        "eos_token": EOS,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 1024,
+    }
     folder = work / "tokenizer"
     folder.mkdir(exist_ok=True)
     bpe.save(str(folder / "tokenizer.json"))

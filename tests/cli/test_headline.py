@@ -69,7 +69,11 @@ def test_from_a_hub_and_what_it_refuses(checkpoints, tmp_path):
         done = hf_ess(printed(name), tmp_path, **environment)
         assert done.returncode == 0, done.stderr
         assert "mamba" in done.stdout
-        for model, word in ((gated, "gated"), ("tiiuae/falcon-mamba-8b", "no such model"), ("tiiuae/falcon mamba!", "valid")):
+        for model, word in (
+            (gated, "gated"),
+            ("tiiuae/falcon-mamba-8b", "no such model"),
+            ("tiiuae/falcon mamba!", "valid"),
+        ):
             done = hf_ess(["probe", model, "--text", "file.txt", "-o", "out"], tmp_path, **environment)
             assert done.returncode == 2 and done.stdout == ""
             assert done.stderr.startswith("hf-ess: ") and done.stderr.count("\n") == 1, done.stderr

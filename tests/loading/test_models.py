@@ -367,6 +367,7 @@ def test_importing_is_cheap():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
+
 def test_loaded_models_can_be_made_by_hand() -> None:
     model = tiny_model("llama")
     loaded = LoadedModel("m", "memory", model.config, "sha256:0", model=model)
