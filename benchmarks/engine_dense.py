@@ -23,7 +23,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from hf_ess.spectra import dense_counts, dense_entropy, dense_norms, reference
-from hf_ess.spectra.dense_sweep import compiled_available
+from hf_ess.spectra.dense_norms import compiled_available
 from tests.spectra.families import NAMES, operator
 
 TOLERANCES = (1e-1, 1e-3, 1e-5)
@@ -87,7 +87,7 @@ def speed(T: Tensor, compiled: bool, repeats: int = 5, every: int = 1) -> Row:
 
     # The first call compiles or loads what is compiled; its results are checked.
     counts = dense_counts.counts(T, tol, compiled)[0]
-    ess, _ = dense_entropy.entropy(T, 12, 1, compiled)
+    ess, _ = dense_entropy.entropy(T, 11, 1, compiled)
     times: dict[str, list[float]] = {"svd": [], "counts": [], "entropy": []}
     wrong = checked = 0
     error = 0.0
@@ -97,7 +97,7 @@ def speed(T: Tensor, compiled: bool, repeats: int = 5, every: int = 1) -> Row:
         b = turn % B
         times["svd"].append(seconds(lambda b=b, out=spectra: out.extend(svds(b))))  # type: ignore[misc]
         times["counts"].append(seconds(lambda: dense_counts.counts(T, tol, compiled)) / B)
-        times["entropy"].append(seconds(lambda: dense_entropy.entropy(T, 12, 1, compiled)) / B)
+        times["entropy"].append(seconds(lambda: dense_entropy.entropy(T, 11, 1, compiled)) / B)
         if turn >= B:
             continue
         for k, tolerance in enumerate(TOLERANCES):

@@ -43,7 +43,9 @@ def counts(T: Tensor, tol: Tensor, compiled: bool | None = None) -> tuple[Tensor
         return counts, resolved
     for here in chunks(T):
         op = prepare(T[here], compiled)
-        counts[:, here], resolved[:, here] = _certified(op, w[:, here] / op.unit)
+        # Entries are below 2 in units, so that beyond 4 L every count is 0.
+        in_units = (w[:, here] / op.unit).clamp(1e-300, 4.0 * T.shape[1])
+        counts[:, here], resolved[:, here] = _certified(op, in_units)
     i = torch.arange(1, T.shape[1], device=T.device)
     return torch.minimum(counts.clamp_min(0), torch.minimum(i, T.shape[1] - i)), resolved
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -19,8 +18,12 @@ STEPS = 64  # of Lanczos at most
 
 @functools.cache
 def compiled_available() -> bool:
-    """Whether numba, the optional extra `fast`, is installed."""
-    return importlib.util.find_spec("numba") is not None
+    """Whether numba, the optional extra `fast`, can be imported."""
+    try:
+        import numba  # noqa: F401
+    except ImportError:
+        return False
+    return True
 
 
 def compiled_for(T: Tensor) -> bool:

@@ -138,7 +138,7 @@ def _split(nodes, o, s, sign, both, Y, V):  # type: ignore[no-untyped-def]
             for i in range(s - h):
                 for j in range(i, s - h):
                     Y[h + i, j] = P[m + i, m + j]
-        for which in range(3):  # own role, other role, N (past x future)
+        for which in range(3):  # own role x own role, other x other, past x future; one loop, one compiled call
             role = which if which == 2 else (which + 1 + left) % 2
             past = s if which == 1 or (which == 2 and left) else k
             future = s if which == 1 or (which == 2 and not left) else k

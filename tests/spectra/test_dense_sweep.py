@@ -102,7 +102,7 @@ def test_what_float64_cannot_tell_is_marked():
     counts, resolved = dense.tolerance_counts(T, [1e-17 * sigma, 1e-16 * sigma, 1e-3 * sigma])
     assert not resolved[0, 0, 8:31].any() and not resolved[1, 0, 8:31].any() and resolved[2].all()
     assert (counts >= 0).all() and (counts[:, 0] <= torch.minimum(torch.arange(1, 40), 40 - torch.arange(1, 40))).all()
-    counts, resolved = dense.tolerance_counts(torch.zeros(1, 40, 40), [1e-300])
+    counts, resolved = dense.tolerance_counts(torch.zeros(1, 40, 40), [5e-324, 1e-300])
     assert resolved.all() and (counts == 0).all()
 
 
@@ -218,3 +218,12 @@ def test_every_temporary_is_on_the_device_of_the_operator(sign, monkeypatch):
     f, p = op(torch.empty(2, 3, dtype=torch.float64, device="meta"), sign, single=True)
     assert f.device.type == p.device.type == "meta" and f.shape == (2, 3, 150)
     assert all(x.device.type == "meta" for x in op.squares)
+
+
+@pytest.mark.parametrize("scale", [1e-310, 1e306])
+def test_tolerances_out_of_all_proportion(scale):
+    T = scale * operator("gaussian", 40)[None]
+    T[0, :, :12] = 0
+    counts, resolved = dense.tolerance_counts(T, [5e-324, 1e308])
+    assert (counts[1] == 0).all() and resolved[1].all()
+    assert (counts[:, 0, :12] == 0).all() and resolved[:, 0, :12].all()
