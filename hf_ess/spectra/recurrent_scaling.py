@@ -15,7 +15,7 @@ UNDERFLOW = 1e-140  # in units of the scale: squares of what is smaller may unde
 
 @dataclass
 class Scaled:
-    """T = scale T', with b and c of T' at most 1 and of order 1 in every state: squares neither over- nor underflow.
+    """T = scale T', with b and c of T' at most 1 and b of order 1 in every state: squares neither over- nor underflow.
 
     Attributes:
         op: T'.
@@ -47,10 +47,11 @@ def scaled(operator: StateSpaceOperator, first: int = 0) -> Scaled:
     finite = torch.stack([x.isfinite().all(2).expand(op.count, 1) for x in largest.values()])
     require_finite(finite.all(0)[:, 0], first, "hold NaN or Inf")
     state = _exponent(largest["b"])
-    size = _exponent(largest["c"]) + state
-    whole = size.amax(2, keepdim=True)
-    if p is not None and q is not None:
-        p, q = torch.ldexp(p, -state), torch.ldexp(q, state)
+    if p is not None and q is not None:  # it mixes the states, so that one scale must do for all of them
+        state = state.amax(2, keepdim=True)
+        half = torch.round((_exponent(q.abs().amax(2, keepdim=True)) - _exponent(p.abs().amax(2, keepdim=True))) / 2)
+        p, q = torch.ldexp(p, half), torch.ldexp(q, -half)
+    whole = (_exponent(largest["c"]) + state).amax(2, keepdim=True)
     unit = _operator(a, torch.ldexp(b, -state), torch.ldexp(c, state - whole), p, q)
     scale = torch.ldexp(torch.ones_like(whole), whole)[:, 0, 0]
     return Scaled(unit, scale.expand(op.count))
@@ -75,7 +76,8 @@ def size(x: Scaled) -> Tensor:
         whole = _sum_over_states(x.op)
     else:
         whole = _norms(x.op, forward=True) * _norms(x.op, forward=False)
-    return x.scale[:, None] * whole.clamp_min(UNDERFLOW)
+    # Not below what times EPS is UNDERFLOW: that much is lost where squares underflow.
+    return x.scale[:, None] * whole.clamp_min(UNDERFLOW / torch.finfo(torch.float64).eps)
 
 
 def _sum_over_states(op: RecurrentOperator) -> Tensor:

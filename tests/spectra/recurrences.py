@@ -78,7 +78,7 @@ def family(name: str, operators: int, length: int, n: int, seed: int = 0) -> Rec
         c = c - (c * b).sum(-1, keepdim=True) * b / b.square().sum(-1, keepdim=True)
         return RecurrentOperator(None, b + 1e-10 * x, c)
     if name == "resets":
-        a[:, length // 3], a[:, length // 2], a[:, 2 * length // 3] = 0.0, 1e-12, 1e-300
+        a[:, length // 3], a[:, length // 2], a[:, 2 * length // 3], a[:, 3 * length // 4] = 0.0, 1e-12, 1e-300, 1e-150
         return RecurrentOperator(a, b, c)
     if name == "fast decay":
         return RecurrentOperator(torch.exp(-30 * torch.sigmoid(x)), b, c)

@@ -190,6 +190,14 @@ def test_extreme_scales(engine, power):
         assert torch.allclose(spectrum(scaled) / (b * c), plain, rtol=1e-12, atol=1e-13)
 
 
+def test_rank_one_factors_of_extreme_scales(engine):
+    op = recurrence("diagonal + rank one", 2, 20, 3)
+    p, q = op.rank_one
+    power = 10.0 ** torch.linspace(-150, 150, 20, dtype=torch.float64)[:, None]
+    unbalanced = RecurrentOperator(op.a, op.b * 1e-150, op.c, (p * power, q / power))
+    assert torch.allclose(spectrum(unbalanced) * 1e150, spectrum(op), rtol=1e-10, atol=1e-10)
+
+
 def test_operators_of_layers(engine):
     generator = torch.Generator().manual_seed(0)
 
