@@ -48,7 +48,8 @@ feed-forward network of rwkv) is measured as one. Of diffllama, there is one ope
 ## What the configurations say
 A decoder is meant where a type can be both: the BERT and BART families and roformer with `is_decoder=True`, xlm with
 `causal=True`, xlnet with `attn_type="uni"`, big_bird and bigbird_pegasus with `attention_type="original_full"`. An
-xlnet with `attn_type="bi"`, as published, is refused: its operators are not causal.
+xlnet with `attn_type="bi"`, as published, is refused: its operators are not causal. Falcon with `alibi=True` is another
+model in eager attention than with SDPA: there transformers adds the bias twice. T is what was computed in either case.
 """
 
 

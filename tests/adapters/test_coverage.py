@@ -79,7 +79,8 @@ def without(monkeypatch, *kinds):
 
 
 @pytest.mark.parametrize(
-    "model_type, kind", [("rwkv", "token_shift_conv"), ("inkling_text", "convolution"), ("bloom", "softmax in own code")]
+    "model_type, kind",
+    [("rwkv", "token_shift_conv"), ("inkling_text", "convolution"), ("bloom", "softmax in own code")],
 )
 def test_a_mixer_that_nobody_measures_is_no_coverage(model_type, kind, monkeypatch):
     assert survey(model_type).covered

@@ -107,6 +107,22 @@ def test_falcon_that_was_loaded_with_sdpa(alibi, dtype):
     assert (rows - 1).abs().max() < 1e-12
 
 
+@pytest.mark.parametrize("alibi", [False, True])
+def test_falcon_with_alibi_is_another_model_in_eager(alibi):
+    """transformers adds the bias to the mask, and the eager code adds it once more: T follows what was computed."""
+    model = tiny_model("falcon", alibi=alibi)
+    ids = token_ids(model)
+    eager, _ = captured(model, ids)
+    model.config._attn_implementation_internal = "sdpa"
+    sdpa, _ = captured(model, ids)
+    apart = (eager[0].operator.dense() - sdpa[0].operator.dense()).abs().max()
+    assert (apart > 1e-2) if alibi else (apart < 1e-6)
+    if alibi:
+        bias = _slopes(4)[:, None, None] * torch.arange(len(ids)) / model.config.head_dim**0.5
+        twice = (sdpa[0].operator.logits() + sdpa[0].operator.mask.double() + bias.double()).softmax(-1)
+        assert (eager[0].operator.dense() - twice).abs().max() < 1e-2  # the bias itself is rounded to bfloat16
+
+
 def test_window_and_state_size():
     window, length = 5, 24
     model = tiny_model("gpt_neo", window_size=window)
