@@ -82,6 +82,14 @@ def read(request: Request) -> tuple[PreTrainedModel, list[Path], list[str]]:
     return model.eval(), files, notes
 
 
+def attention(config: Any) -> str:
+    """The attention implementation to load with: eager, but for the one family that it makes another model.
+
+    Falcon's eager code adds its ALiBi bias twice (transformers 5.24: logits differ from sdpa's, which are right).
+    """
+    return "sdpa" if config.model_type == "falcon" and getattr(config, "alibi", False) else "eager"
+
+
 def _from_pretrained(request: Request, files: list[Path], format: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     source = request.source
     # A repository's own code is found by its id; else the folder is enough, and nothing more is asked of the Hub.
@@ -101,7 +109,7 @@ def _from_pretrained(request: Request, files: list[Path], format: dict[str, Any]
                 location,
                 config=request.config,
                 dtype=request.dtype,
-                attn_implementation="eager",
+                attn_implementation=attention(request.config),
                 trust_remote_code=request.trust_remote_code,
                 ignore_mismatched_sizes=True,  # so that both shapes come back and can be named
                 output_loading_info=True,
@@ -225,11 +233,12 @@ def _settle(request: Request, model: Any) -> list[str]:
             notes.append(f"{request.source.name} is quantised and was not converted to {request.dtype}")
         else:
             model.to(request.dtype)
-    if getattr(model.config, "_attn_implementation", "eager") != "eager":
+    wanted = attention(request.config)
+    if getattr(model.config, "_attn_implementation", wanted) != wanted:
         try:
-            model.set_attn_implementation("eager")
+            model.set_attn_implementation(wanted)
         except Exception as error:
-            notes.append(f"{request.source.name} does not switch to eager attention: {first_line(error)}")
+            notes.append(f"{request.source.name} does not switch to {wanted} attention: {first_line(error)}")
     return notes
 
 

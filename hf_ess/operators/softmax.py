@@ -93,7 +93,7 @@ class SoftmaxAttention(Operator):
         return torch.cat([block.dense() @ u[part].double() for part, block in self.blocks(size)])
 
     def tss(self) -> Tensor:
-        """Keys before i that a query at or after i may still see: i for full attention, min(i, w-1) in a window of w."""
+        """Keys before i that a query from i on may still see: i for full attention, min(i, w-1) in a window of w."""
         visible = self.visible()
         row = torch.arange(self.length, device=visible.device)
         last = torch.where(visible, row[:, None], -1).amax(1)  # (head or 1, L): the last query that sees key j

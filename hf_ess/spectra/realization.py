@@ -80,8 +80,8 @@ def trivial(T: Tensor, block: int = 1) -> Realization:
 def minimal(T: Tensor, block: int = 1, tolerance: float | None = None) -> Realization:
     """The minimal realisation, or with a tolerance the one that keeps the singular values of H_i that reach it.
 
-    With H_i = U_i S_i V_i^T, O_i = U_i and R_i = S_i V_i^T: C_i is the first block row of U_i, A_i = U_{i+1}^T U_i without
-    that row, B_i = U_{i+1}^T T[i+1:, i].  O_i has orthonormal columns, so no small singular value is ever divided by.
+    With H_i = U_i S_i V_i^T, O_i = U_i and R_i = S_i V_i^T: C_i is the first block row of U_i, A_i = U_{i+1}^T U_i
+    without that row, B_i = U_{i+1}^T T[i+1:, i].  O_i has orthonormal columns: no small singular value is divided by.
 
     Args:
         T: (L d, L d), causal.

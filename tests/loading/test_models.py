@@ -358,6 +358,19 @@ def test_the_hubs_own_hash_is_used(tmp_path: Path) -> None:
     assert hashing.hash_files([tmp_path / "model.safetensors"]) == f"sha256:{digest}"
 
 
+@pytest.mark.parametrize("alibi", [False, True])
+def test_falcon_is_the_model_that_transformers_runs(alibi: bool, tmp_path: Path) -> None:
+    """Its eager code adds ALiBi twice, so eager attention would be another model."""
+    from transformers import AutoModelForCausalLM
+
+    folder = tiny_checkpoint(tmp_path / "falcon", "falcon", alibi=alibi)
+    ids = torch.arange(5, 25)[None]
+    with torch.no_grad():
+        plain = AutoModelForCausalLM.from_pretrained(folder)(ids, use_cache=False).logits
+        ours = load(folder).model(ids, use_cache=False).logits
+    assert torch.allclose(ours, plain, atol=1e-5 * float(plain.abs().max()))
+
+
 def test_importing_is_cheap():
     code = (
         "import sys\n"
