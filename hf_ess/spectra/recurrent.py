@@ -106,7 +106,7 @@ def by_factors(op: StateSpaceOperator) -> bool:
 
 
 def _relative_error(op: StateSpaceOperator) -> float:
-    """At least 10 times (Gramians: 3) the largest error found, over 22 hard families and random layers up to n = 128."""
+    """At least 10 times (Gramians: 3) the largest error found, in 22 hard families and random layers up to n = 128."""
     return (16 + op.state + op.length) * EPS
 
 
