@@ -36,7 +36,20 @@ HALF = [torch.bfloat16, torch.float16]
 
 
 def model_of(name, **overrides):
-    return tiny_model(name.split()[0], **{**OWN.get(name, {}), **overrides})
+    model = tiny_model(name.split()[0], **{**OWN.get(name, {}), **overrides})
+    if not is_causal(model):
+        pytest.skip(f"this version of transformers runs {name} without a causal mask")
+    return model
+
+
+def is_causal(model):
+    """Whether the first tokens' logits are blind to the last token: in older versions not so of some BERT types."""
+    ids = token_ids(model)
+    other = ids.clone()
+    other[-1] = ids[-1] - 1
+    with torch.no_grad():
+        a, b = (model(input_ids=x[None], use_cache=False).logits[:, :-1] for x in (ids, other))
+    return torch.allclose(a, b, atol=1e-5 * float(a.abs().max()))
 
 
 def own_weights(model, ids):
@@ -293,6 +306,7 @@ def test_bidirectional_xlnet_is_not_causal():
 
 
 def test_big_bird_chooses_by_length():
+    model_of("big_bird")  # skips where full attention of this type is not causal
     model = tiny_model("big_bird", attention_type="block_sparse", block_size=2, num_random_blocks=1)
     _, skipped = captured(model, token_ids(model, 64))
     assert [s.class_name for s in skipped] == ["BigBirdBlockSparseAttention"] * 2
