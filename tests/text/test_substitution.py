@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hf_ess.errors import BadInput, HfEssError
 from hf_ess.text.substitution import Template, align, candidate, own_tokens, template
 from hf_ess.text.tokens import tokenize
-from tests.text.test_tokens import TOKENIZERS, byte_level, sentencepiece
+from tests.text.test_tokens import TOKENIZERS, sentencepiece
 from tests.tiny import BOS, EOS, EOT, tiny_tokenizer
 
 CASE = "The lamp was out{0} Nobody had paid{0} He went home{0} The sea was high"

@@ -1,0 +1,277 @@
+"""compare(): what a delimiter does to a model's memory, beside a neutral token at the same places."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hf_ess.effects import SCHEMA_VERSION, Fill, Runs
+from hf_ess.errors import BadInput, HfEssError
+from hf_ess.loading import LoadedModel, load
+from hf_ess.modulation import BEFORE, CONFIDENCE, WINDOW
+from hf_ess.probing import DEFAULT_TOLERANCES, Progress
+from hf_ess.results.files import partial_path, publish, refuse_existing, write_json, write_table
+from hf_ess.substituted import Settings
+from hf_ess.text.limits import check, check_memory
+from hf_ess.text.substitution import Template, align, candidate, template
+from hf_ess.text.tokens import from_ids
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from transformers import PreTrainedModel
+
+
+class Comparison:
+    """Delimiters at the same places of the same prompts, and what they do to ESS.
+
+    Attributes:
+        summary: what summary.json holds: provenance, options, conventions, candidates, prompts, effects, notes.
+        curves: pyarrow table in CURVES_SCHEMA: total ESS of every layer, and of all, under every token.
+    """
+
+    def __init__(self, summary: dict[str, Any], curves: pa.Table) -> None:
+        self.summary, self.curves = summary, curves
+
+    @property
+    def effects(self) -> list[dict[str, Any]]:
+        """One row per token, tolerance and layer (None: all layers), against the control.
+
+        Keys: replace, token, role ("candidate" or "second control"), tolerance, layer, call, module, kind, reduction,
+        effect, low, high, p_value, prompts, places, left_out, emptied, dip, dip_low, dip_high, control_dip.
+        """
+        return self.summary["effects"]
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """Rows of single heads or groups of neighbouring channels (first .. last), the most modulated first."""
+        return self.summary["groups"]
+
+    @property
+    def tolerances(self) -> list[float]:
+        """The tolerances asked for, in the order given."""
+        return self.summary["options"]["tolerances"]
+
+    def to_json(self) -> dict[str, Any]:
+        """The summary as plain JSON values."""
+        return self.summary
+
+    def plot(self, kind: str = "curves", **options: Any) -> Figure:
+        """A matplotlib figure, never shown: "curves" (tokens overlaid) or "layers" (effect per layer)."""
+        from hf_ess.plotting import comparison
+
+        return comparison.draw(self, kind, **options)
+
+    def save(self, path: str | os.PathLike[str], overwrite: bool = False, plots: bool = False) -> Path:
+        """Writes summary.json and curves.parquet as a directory that is either whole or not there.
+
+        Raises:
+            BadInput: the path exists (and overwrite is False), or cannot be written.
+        """
+        target = Path(path)
+        refuse_existing(target, overwrite)
+        partial = partial_path(target)
+        try:
+            partial.mkdir(parents=True, exist_ok=True)
+            write_table(self.curves, partial / "curves.parquet")
+            if plots:
+                self._draw(partial / "plots")
+            write_json(self.summary, partial / "summary.json")
+            publish(partial, target)
+        except OSError as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise BadInput(f"cannot write the comparison to {target}: {error.strerror or error}") from error
+        return target
+
+    def _draw(self, folder: Path) -> None:
+        """Draws the standard pictures; what goes wrong there becomes a note, because the measurement is done."""
+        try:
+            from hf_ess.plotting import comparison
+
+            comparison.save_all(self, folder)
+        except Exception as error:
+            first = str(error).partition("\n")[0]
+            self.summary["notes"].append(f"the pictures could not be drawn ({first})")
+
+    def __repr__(self) -> str:
+        s = self.summary
+        names = ", ".join(repr(c["name"]) for c in s["candidates"])
+        return f"<hf_ess.Comparison of {s['provenance']['model']}: {names}; {len(s['prompts'])} prompts>"
+
+
+def load_comparison(path: str | os.PathLike[str]) -> Comparison:
+    """Reads a directory that Comparison.save() wrote.
+
+    Raises:
+        BadInput: it is none, is incomplete, or was written by a newer schema.
+    """
+    folder = Path(path)
+    for name in ("summary.json", "curves.parquet"):
+        if not (folder / name).is_file():
+            raise BadInput(f"{folder} is not a comparison of hf-ess: it has no {name}")
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        version = summary["schema_version"]
+        curves = pq.read_table(folder / "curves.parquet")
+    except (ValueError, KeyError, OSError) as error:
+        raise BadInput(f"{folder} cannot be read as a comparison of hf-ess: {error}") from error
+    if version > SCHEMA_VERSION:
+        raise BadInput(f"{folder} has schema version {version}; this hf-ess reads up to {SCHEMA_VERSION}")
+    return Comparison(summary, curves)
+
+
+def compare(
+    model: str | PreTrainedModel | LoadedModel,
+    text: str | Sequence[str],
+    *,
+    at: str = "<sep>",
+    replace: Sequence[str] = (),
+    control: str | None = None,
+    second_control: str | None = None,
+    tolerances: Sequence[float] = DEFAULT_TOLERANCES,
+    relative: bool = False,
+    layers: Iterable[int] | None = None,
+    groups: int = 0,
+    horizon: int | None = None,
+    continuation: str = "",
+    max_tokens: int | None = None,
+    parse_special: bool = True,
+    tokenizer: Any = None,
+    dtype: str = "auto",
+    device_map: Any = None,
+    revision: str | None = None,
+    gguf_file: str | None = None,
+    trust_remote_code: bool = False,
+    output: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    plots: bool = False,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Puts one token after the other at the same places of prompts and compares the memory carried past them.
+
+    Args:
+        model: Hub id, path, "demo:falcon-mamba", "demo:llama", or a loaded model (then give tokenizer=).
+        text: one prompt or several, each with placeholders.
+        at: the placeholder, taken literally.
+        replace: tokens to put in: "eos", the text of a special token, "id:N", or a string that is one token.
+        control: the neutral token to compare with, such as " and".
+        second_control: another neutral one: its effect is what mere identity of the token does.
+        tolerances: absolute, > 0.
+        relative: tolerances are in units of each operator's largest singular value over all cuts.
+        layers: numbers of the layers to measure; default all.
+        groups: also rank heads, or groups of neighbouring channels, at most this many per layer.
+        horizon: count in T[i:i+h, :i], what the next h tokens read of the past, in place of H_i (slow).
+        continuation: text added to every prompt, so that its end is far from the last place.
+        max_tokens: measure the first max_tokens tokens of each prompt.
+        parse_special: special tokens typed in the text become those tokens.
+        tokenizer, dtype, device_map, revision, gguf_file, trust_remote_code: as in probe().
+        output, overwrite, plots: directory to save the comparison to, whether to replace one, and to draw pictures.
+        progress: called as progress(run, runs, layers done, layers in the model, module).
+
+    Raises:
+        BadInput, UnsupportedModel: the model, text or an option cannot be used, or no layer can be measured.
+    """
+    settings = _settings(tolerances, relative, layers, groups, horizon)
+    if output is not None:
+        refuse_existing(Path(output), overwrite)  # before anything slow
+    prompts = [text] if isinstance(text, str) else list(text)
+    if not prompts or not all(isinstance(prompt, str) for prompt in prompts):
+        raise BadInput("text must be a string or a list of strings, with at least one prompt")
+    names = [replace] if isinstance(replace, str) else list(dict.fromkeys(replace))
+    if not names:
+        raise BadInput('there is no token to compare: give replace, such as "eos" or "."')
+    if control is None:
+        raise BadInput('there is no control: give a neutral token to compare with, such as control=" and"')
+    loaded = model
+    if not isinstance(loaded, LoadedModel):
+        loaded = load(
+            loaded,
+            tokenizer=tokenizer,
+            dtype=dtype,
+            device_map=device_map,
+            revision=revision,
+            gguf_file=gguf_file,
+            trust_remote_code=trust_remote_code,
+        )
+    templates = [
+        template(loaded.tokenizer, prompt + continuation, at, max_tokens=max_tokens, parse_special=parse_special)
+        for prompt in prompts
+    ]
+    fills = _fills(loaded, names, control, second_control)
+    notes = _notes(loaded, templates, fills)
+    check_memory(max(len(t.ids) for t in templates), loaded.model)
+    compared = Runs(loaded, templates, fills, settings, progress)
+    try:
+        compared.run()
+    except MemoryError as error:
+        raise HfEssError("the machine ran out of memory; shorten the text with --max-tokens") from error
+    options = {
+        "at": at,
+        "replace": names,
+        "control": control,
+        "second_control": second_control,
+        **asdict(settings),
+        "continuation": continuation,
+        "parse_special": parse_special,
+        "window": WINDOW,
+        "before": BEFORE,
+        "confidence": CONFIDENCE,
+    }
+    result = Comparison(json.loads(json.dumps(compared.summary(options, notes))), compared.curves())
+    if output is not None:
+        result.save(output, overwrite, plots)
+    return result
+
+
+def _settings(
+    tolerances: Sequence[float], relative: bool, layers: Iterable[int] | None, groups: int, horizon: int | None
+) -> Settings:
+    chosen = tuple(dict.fromkeys(float(t) for t in tolerances))
+    bad = [t for t in chosen if not (math.isfinite(t) and t > 0)]
+    if bad or not chosen:
+        raise BadInput(f"tolerances must be finite and above 0, got {bad or 'none'}")
+    if groups < 0:
+        raise BadInput(f"the number of groups must be at least 0, got {groups}")
+    if horizon is not None and horizon < 1:
+        raise BadInput(f"a horizon must be at least 1 token, got {horizon}")
+    if horizon is not None and relative:
+        raise BadInput("a horizon goes with absolute tolerances only")
+    return Settings(chosen, relative, None if layers is None else tuple(sorted(set(layers))), groups, horizon)
+
+
+def _fills(loaded: LoadedModel, replace: list[str], control: str, second: str | None) -> list[Fill]:
+    """The control first, then the candidates, then the second control; none of them the control itself."""
+    roles = [(control, "control"), *((name, "candidate") for name in replace)]
+    roles += [(second, "second control")] if second is not None else []
+    fills = [Fill(candidate(loaded.tokenizer, loaded.model, str(name)), role) for name, role in roles]
+    for fill in fills[1:]:
+        if fill.candidate.token == fills[0].candidate.token:
+            raise BadInput(f"{fill.candidate.name!r} is the control {control!r} itself: compare another token with it")
+    return fills
+
+
+def _notes(loaded: LoadedModel, templates: list[Template], fills: list[Fill]) -> list[str]:
+    """Warnings; and every filled prompt is one that the model can take."""
+    notes = [*loaded.notes, *(note for fill in fills for note in fill.candidate.notes)]
+    for number, made in enumerate(templates):
+        align([made.filled(fill.candidate.token) for fill in fills], made.places)
+        for fill in fills:
+            notes += check(from_ids(loaded.tokenizer, made.filled(fill.candidate.token)), loaded.model)
+        notes += made.notes
+        after = len(made.ids) - 1 - made.places[-1]
+        if after < BEFORE[0]:
+            notes.append(
+                f"prompt {number}: only {after} tokens follow its last place, so the end of the sequence limits ESS "
+                "there under every token: add text, or a continuation"
+            )
+    if len(templates) < 2:
+        notes.append("one prompt has no interval and no test: give several")
+    return list(dict.fromkeys(notes))

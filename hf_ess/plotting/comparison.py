@@ -1,0 +1,304 @@
+"""Delimiters compared: total ESS under each token overlaid (the paper's figure 6a), and the effect per layer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pyarrow.compute as pc
+
+from hf_ess.errors import BadInput
+from hf_ess.plotting import labels
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from hf_ess.comparison import Comparison
+    from hf_ess.plotting.data import View
+
+KINDS = ("curves", "layers")
+
+# The end of text is drawn as in the figures of a probe; the neutral tokens are grey.
+COLOURS = ("#d55e00", "#0072b2", "#cc79a7", "#e69f00", "#009e73", "#56b4e9", "#000000")
+MARKERS = ("v", "o", "s", "D", "^", "P", "X")
+NEUTRAL = {"control": "#5c5c5c", "second control": "#a0a0a0"}
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """What the position axis of a figure needs of a prompt."""
+
+    length: int
+    positions: np.ndarray
+    texts: list[str]
+    ids: list[int]
+
+
+def draw(comparison: Comparison, kind: str = "curves", **options: Any) -> Figure:
+    """Draws a comparison; nothing is shown, no global state is touched.
+
+    Args:
+        comparison: what compare() returned or load_comparison() read.
+        kind: "curves", total ESS along the tokens under every token; "layers", effect per layer with its interval.
+        **options: of "curves": prompt (number), layer (number; default all together), replace (names to draw);
+            of "layers": replace; of both: tolerance (this one alone).
+
+    Raises:
+        BadInput: the comparison does not hold what is asked for.
+    """
+    drawers = {"curves": curves, "layers": layers}
+    if kind not in drawers:
+        raise BadInput(f"there is no plot {kind!r}; the kinds are {', '.join(KINDS)}")
+    return drawers[kind](comparison, **options)
+
+
+def save_all(comparison: Comparison, folder: str | os.PathLike[str]) -> list[Path]:
+    """Writes curves.png (first prompt) and layers.png into a folder.
+
+    Returns:
+        The paths written.
+    """
+    from hf_ess.plots import DPI
+
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for kind in KINDS:
+        paths.append(target / f"{kind}.png")
+        draw(comparison, kind).savefig(paths[-1], dpi=DPI, facecolor="white", metadata={"Software": "hf-ess"})
+    return paths
+
+
+def curves(
+    comparison: Comparison,
+    *,
+    prompt: int = 0,
+    layer: int | None = None,
+    tolerance: float | None = None,
+    replace: Sequence[str] | None = None,
+) -> Figure:
+    """Total ESS along one prompt under every token at its places, a panel per tolerance."""
+    from matplotlib.lines import Line2D
+
+    from hf_ess.plotting import fonts, style
+
+    prompts = comparison.summary["prompts"]
+    if not isinstance(prompt, int) or not 0 <= prompt < len(prompts):
+        raise BadInput(f"there is no prompt {prompt!r}; this comparison has {len(prompts)}, numbered from 0")
+    tolerances, shown = _tolerances(comparison, tolerance), _shown(comparison, replace, with_control=True)
+    tokens = _tokens(prompts[prompt])
+    panels = [{name: _curve(comparison, prompt, layer, t, name) for name in shown} for t in tolerances]
+    reduction = "sum_channels_layers" if layer is None else "sum_channels"
+    panel, gap, head = 1.85 if len(tolerances) > 1 else 3.0, 0.42, 1.36
+    axis = cast("View", tokens)
+    width = style.WIDTH - 1.15 - 0.35
+    with_tokens = style.position_axis(style.figure(1.0).add_axes((0, 0, 1, 1)), axis, width)
+    caption = (
+        f"{labels.quantity('tolerance', reduction)}; value i is the memory carried into token i, H_i = T[i:, :i]. "
+        "Bands: the cuts p .. p+2 at which a token is judged. All curves share one sequence but for the tokens at the "
+        "places. Each rises from the start and falls to the end whatever the text is: rank H_i ≤ min(i, L−i)."
+    )
+    foot = 0.5 + (style.token_room(axis) if with_tokens else 0) + style.caption_height(caption)
+    fig = style.figure(head + len(tolerances) * panel + (len(tolerances) - 1) * gap + foot)
+    frame = style.Frame(fig, left=1.15, right=0.35)
+    where = "all layers" if layer is None else f"layer {layer}"
+    frame.title(
+        "Memory past each token, one in the place of the other", _subtitle(comparison, f"prompt {prompt}, {where}")
+    )
+    frame.legend(
+        0.82,
+        [
+            Line2D([], [], color=look["colour"], linewidth=look["width"], label=fonts.literal(look["label"]))
+            for look in shown.values()
+        ],
+    )
+    for row, (t, lines) in enumerate(zip(tolerances, panels)):
+        ax = frame.axes(0, head + row * (panel + gap), frame.inner, panel)
+        style.position_axis(ax, axis, width)
+        for place in prompts[prompt]["places"]:
+            ax.axvspan(place - 0.4, place + 2.4, color="#f0e9dc", linewidth=0, zorder=0)
+        for name, values in lines.items():
+            look = shown[name]
+            ax.plot(tokens.positions, values, color=look["colour"], linewidth=look["width"], zorder=look["order"])
+        top = max((float(np.nanmax(v)) for v in lines.values() if np.isfinite(v).any()), default=0.0)
+        ax.set_ylim(0, top * 1.08 if top > 0 else 1.0)
+        style.heading(ax, f"tolerance {labels.tolerance(t)}{_unit(comparison)}")
+        last = row == len(tolerances) - 1
+        ax.tick_params(axis="x", labelbottom=last)
+        style.label(ax, style.position_label(with_tokens) if last else None, "total ESS")
+    frame.caption(caption)
+    return fig
+
+
+def layers(comparison: Comparison, *, tolerance: float | None = None, replace: Sequence[str] | None = None) -> Figure:
+    """The effect of every token on every layer against the control, with its interval, a panel per tolerance."""
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import FuncFormatter
+
+    from hf_ess.plotting import fonts, style
+
+    tolerances, shown = _tolerances(comparison, tolerance), _shown(comparison, replace, with_control=False)
+    wheres = list(dict.fromkeys(_where(row) for row in comparison.effects))  # all layers together first
+    panel, gap, head = 1.85 if len(tolerances) > 1 else 3.0, 0.42, 1.36
+    effects = comparison.effects
+    prompts, places = (max((row[name] for row in effects), default=0) for name in ("prompts", "places"))
+    control = next(c["name"] for c in comparison.summary["candidates"] if c["role"] == "control")
+    caption = (
+        f'Change of m, the smallest total ESS over the cuts p .. p+2 of a place p, against "{fonts.literal(control)}" '
+        f"at the same places: exp(mean log ratio) − 1 over {labels.count(prompts, 'prompt')} and "
+        f"{labels.count(places, 'place')}, with its 95 % t interval. Left: "
+        "summed over channels and layers; right: over the channels of each layer. "
+        "Not corrected for the number of comparisons."
+    )
+    fig = style.figure(
+        head + len(tolerances) * panel + (len(tolerances) - 1) * gap + 0.55 + style.caption_height(caption)
+    )
+    frame = style.Frame(fig, left=1.0, right=0.35)
+    frame.title("What each token does to the memory of each layer", _subtitle(comparison, "effect against the control"))
+    frame.legend(
+        0.82,
+        [
+            Line2D(
+                [],
+                [],
+                color=k["colour"],
+                marker=k["marker"],
+                linewidth=0,
+                markersize=6,
+                label=fonts.literal(k["label"]),
+            )
+            for k in shown.values()
+        ],
+    )
+    x = np.arange(len(wheres)) + np.array([0.0 if k == 0 else 0.4 for k in range(len(wheres))])
+    apart = min(0.13, 0.62 / max(len(shown), 1))
+    for row, t in enumerate(tolerances):
+        ax = frame.axes(0, head + row * (panel + gap), frame.inner, panel)
+        ax.axhline(0, color=style.EDGE, linewidth=0.9, zorder=1)
+        for k, (name, look) in enumerate(shown.items()):
+            mine = {_where(e): e for e in comparison.effects if e["replace"] == name and e["tolerance"] == t}
+            at = x + (k - (len(shown) - 1) / 2) * apart
+            points(ax, at, [mine[w] for w in wheres], look, len(wheres))
+        ax.axvline(0.7, color="#d0d0d0", linewidth=0.9)
+        ax.set_xlim(-0.55, x[-1] + 0.55)
+        step = max(1, len(wheres) // 40 + 1)
+        ticks = [0, *range(1, len(wheres), step)]
+        names = ["all layers" if wheres[i][0] is None else _layer_label(wheres, i) for i in ticks]
+        ax.set_xticks(x[ticks], names)
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:+.3g} %".replace("-", "−").replace("+0 ", "0 ")))
+        style.heading(ax, f"tolerance {labels.tolerance(t)}{_unit(comparison)}")
+        last = row == len(tolerances) - 1
+        ax.tick_params(axis="x", labelbottom=last)
+        style.label(ax, "layer" if last else None, "effect on ESS")
+    frame.caption(caption)
+    return fig
+
+
+def points(ax: Axes, at: np.ndarray, rows: list[dict[str, Any]], look: dict[str, Any], many: int) -> None:
+    """One marker per layer and its interval; nothing where there is no value."""
+    size = float(np.clip(7.5 - many / 14, 2.5, 6.0))
+    for x, row in zip(at, rows):
+        if row["effect"] is None:
+            continue
+        if row["low"] is not None:
+            ends = [100 * row["low"], 100 * row["high"]]
+            ax.plot([x, x], ends, color=look["colour"], linewidth=1.3, alpha=0.75, zorder=2, solid_capstyle="butt")
+        ax.plot(
+            x,
+            100 * row["effect"],
+            look["marker"],
+            color=look["colour"],
+            markersize=size,
+            markeredgecolor=look["colour"] if look["marker"] == "x" else "white",
+            markeredgewidth=1.2 if look["marker"] == "x" else 0.5,
+            zorder=3,
+        )
+
+
+def _shown(comparison: Comparison, replace: Sequence[str] | None, with_control: bool) -> dict[str, dict[str, Any]]:
+    """Look of every token that is drawn, by name; the control is drawn below the others."""
+    candidates = comparison.summary["candidates"]
+    names = [c["name"] for c in candidates]
+    unknown = [name for name in replace or () if name not in names]
+    if unknown:
+        raise BadInput(f"{unknown[0]!r} is not in this comparison; it has {', '.join(map(repr, names))}")
+    out: dict[str, dict[str, Any]] = {}
+    coloured = [c["name"] for c in candidates if c["role"] == "candidate"]
+    for c in candidates:
+        neutral = c["role"] in NEUTRAL
+        if (c["role"] == "control" and not with_control) or (replace and c["name"] not in replace and not neutral):
+            continue
+        k = 0 if neutral else coloured.index(c["name"])
+        word = {"control": "control", "second control": "second control"}.get(c["role"], "")
+        name = labels.visible(c["name"])
+        label = f'"{name}"' if name != "eos" else f"end of text {labels.visible(c['text'])}"
+        out[c["name"]] = {
+            "colour": NEUTRAL.get(c["role"], COLOURS[k % len(COLOURS)]),
+            "marker": "x" if neutral else MARKERS[k % len(MARKERS)],
+            "label": labels.shortened(label, 28) + (f" ({word})" if word else ""),
+            "width": 1.0 if neutral else 1.5,
+            "order": 2.0 if neutral else 3.0,
+        }
+    return out
+
+
+def _curve(comparison: Comparison, prompt: int, layer: int | None, tolerance: float, name: str) -> np.ndarray:
+    table = comparison.curves
+    reduction = "sum_channels_layers" if layer is None else "sum_channels"
+    keep = pc.equal(table["prompt"], prompt)
+    for column, value in (("replace", name), ("tolerance", tolerance), ("reduction", reduction)):
+        keep = pc.and_(keep, pc.equal(table[column], value))
+    rows = [r for r in table.filter(keep).to_pylist() if r["layer"] == layer]
+    if not rows:
+        have = labels.ranges(row["layer"] for row in comparison.summary["layers"])
+        raise BadInput(f"there are no values of layer {layer!r} for prompt {prompt}; the layers are {have}")
+    return np.sum([np.array(row["values"], dtype=float) for row in rows], axis=0)
+
+
+def _tolerances(comparison: Comparison, tolerance: float | None) -> list[float]:
+    if tolerance is None:
+        return comparison.tolerances
+    found = [t for t in comparison.tolerances if np.isclose(t, tolerance, rtol=1e-6, atol=0)]
+    if not found:
+        have = ", ".join(map(labels.tolerance, comparison.tolerances))
+        raise BadInput(f"tolerance {tolerance!r} was not measured; this comparison has {have}")
+    return found
+
+
+def _tokens(prompt: dict[str, Any]) -> _Tokens:
+    places, texts = set(prompt["places"]), prompt["texts"]
+    shown = ["▢" if k in places else text for k, text in enumerate(texts)]
+    return _Tokens(len(texts), np.arange(1, len(texts)), shown, [0] * len(texts))
+
+
+def _where(row: dict[str, Any]) -> tuple[int | None, str | None, int | None]:
+    return row["layer"], row["module"], row["call"]
+
+
+def _layer_label(wheres: list[tuple[int | None, str | None, int | None]], at: int) -> str:
+    """The layer's number; with a letter where a layer has several mixers."""
+    layer = wheres[at][0]
+    same = [k for k, w in enumerate(wheres) if w[0] == layer]
+    return str(layer) if len(same) == 1 else f"{layer}{chr(ord('a') + same.index(at))}"
+
+
+def _subtitle(comparison: Comparison, what: str) -> str:
+    from hf_ess.plotting import fonts
+
+    s = comparison.summary
+    kinds = list(dict.fromkeys(layer["kind"] for layer in s["layers"]))
+    mixers = " + ".join(
+        labels.count(sum(r["kind"] == k for r in s["layers"]), f"{fonts.literal(k)} layer") for k in kinds
+    )
+    horizon = s["options"]["horizon"]
+    parts = [fonts.literal(str(s["provenance"]["model"]))[-60:], mixers, what]
+    return "  ·  ".join(parts + ([f"horizon {horizon}"] if horizon else []))
+
+
+def _unit(comparison: Comparison) -> str:
+    return " × the operator's largest singular value" if comparison.summary["options"]["relative"] else ""
