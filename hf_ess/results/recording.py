@@ -13,9 +13,8 @@ from torch import Tensor
 
 from hf_ess.capturing import CapturedLayer
 from hf_ess.results import ESS_SCHEMA
-from hf_ess.spectra import metrics
+from hf_ess.spectra import metrics, reductions
 from hf_ess.spectra.ess import Measurement
-from hf_ess.spectra.reductions import REDUCTIONS
 
 #: Reductions over the operators of a layer that are kept for ESS; other metrics keep their mean.
 ESS_REDUCTIONS = ("mean", "sum_heads", "sum_channels", "min", "q10", "q50", "q90", "max")
@@ -74,7 +73,7 @@ class _Rows:
         self, metric: str, tolerance: float | None, values: Tensor, multiplicity: int, names: Sequence[str] = ("mean",)
     ) -> dict[str, Tensor]:
         """One row per reduction over the operators; values: (operator, L-1)."""
-        out = {name: REDUCTIONS[name](values.double(), multiplicity) for name in names}
+        out = reductions.reduced(values.double(), multiplicity, names)
         for name, row in out.items():
             self._add(None, name, metric, tolerance, row.numpy())
         return out
