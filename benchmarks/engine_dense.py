@@ -132,11 +132,11 @@ def trained_heads(length: int, heads: int) -> Tensor:
 def print_rows(rows: list[Row]) -> None:
     print("times in ms for each head; SVD: torch.linalg.svdvals of every H_i; counts: tolerances 1e-1, 1e-3, 1e-5")
     head = ("L", "threads", "engine", "SVD", "counts", "ratio", "wrong", "entropy", "ratio", "error")
-    print(("{:>6}{:>9}{:>10}{:>12}{:>9}{:>8}{:>12}{:>9}{:>8}{:>10}").format(*head))
+    print(("{:>6}{:>9}{:>10}{:>14}{:>9}{:>8}{:>12}{:>9}{:>8}{:>10}").format(*head))
     for r in rows:
         svd = f"{1e3 * r.svd:.0f}" + ("" if r.sampled == 1 else f" (1/{r.sampled})")
         print(
-            f"{r.length:>6}{r.threads:>9}{'compiled' if r.compiled else 'torch':>10}{svd:>12}"
+            f"{r.length:>6}{r.threads:>9}{'compiled' if r.compiled else 'torch':>10}{svd:>14}"
             f"{1e3 * r.counts:>9.1f}{r.counts_ratio:>7.0f}x{f'{r.wrong}/{r.checked}':>12}"
             f"{1e3 * r.entropy:>9.1f}{r.entropy_ratio:>7.0f}x{r.entropy_error:>10.1e}"
         )
