@@ -147,9 +147,9 @@ def _split(nodes, o, s, sign, both, Y, V):  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def _axpy(X, i, j, a, Y, k, l):  # type: ignore[no-untyped-def]
-    """X[i, j] -= a Y[k, l] in every lane."""
-    x, y = X[i, j], Y[k, l]
+def _axpy(X, i, j, a, Y, k, m):  # type: ignore[no-untyped-def]
+    """X[i, j] -= a Y[k, m] in every lane."""
+    x, y = X[i, j], Y[k, m]
     for z in range(LANES):
         x[z] -= a[z] * y[z]
 
