@@ -142,9 +142,10 @@ def heading(result: Comparison) -> list[str]:
     horizon = s["options"]["horizon"]
     lines = [
         f"{visible(str(s['provenance']['model']))}: {text}",
-        f"  effect: change of m against {control} at the same places, with its 95 % t interval over prompts",
-        "  m: smallest total ESS over the cuts p .. p+2 of a place p; cut i lies before token i (H_i = T[i:, :i])",
-        "  all: summed over channels and layers (sum_channels_layers); a layer: over its channels (sum_channels)",
+        f"  effect: change of m against {control} in its place; 95 % t interval over prompts",
+        "  m: smallest total ESS over the cuts p .. p+2 at a place p",
+        "  cut i lies before token i: H_i = T[i:, :i]",
+        "  all: sum_channels_layers, over channels and layers; a layer: sum_channels",
         "  p: Wilcoxon signed rank, not corrected for the number of rows",
         "  dip: m against the same curve at p-12 .. p-3; of the control in brackets",
     ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hf_ess.cli import options, terminal
-from hf_ess.plotting.labels import number, tolerance, visible
+from hf_ess.plotting.labels import count, number, tolerance, visible
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -85,9 +85,13 @@ def command(
 
 def heading(result: ModelComparison) -> list[str]:
     """What was compared, and what the columns mean."""
-    tokens = [f"{visible(m['name'])} {sum(m['tokens']):,}" for m in result.summary["models"]]
+    layers = {row["model"]: row["layers"] for row in result.profile if row["band"] is None}
+    models = [
+        f"{visible(m['name'])}: {count(sum(m['tokens']), 'token')}, {count(layers[m['name']], 'layer')}"
+        for m in result.summary["models"]
+    ]
     lines = [
-        f"tokens: {', '.join(tokens)}",
+        "  ".join(models),
         "  ESS: per channel, mean over channels, cuts and prompts; use: mean of ESS / TSS; full: of ESS / bound",
         "  0-25% ...: utilisation in that part of the model's depth (layers and tokenizers differ)",
     ]
@@ -102,12 +106,12 @@ def profile_table(result: ModelComparison) -> Table:
 
     bands = list(dict.fromkeys(tuple(row["band"]) for row in result.profile if row["band"]))
     names = [f"{100 * a:.0f}-{100 * b:.0f}%" for a, b in bands]
-    table = terminal.new_table(["tol", "model", "layers", "ESS", "use", "full", *names], left=("model",))
+    table = terminal.new_table(["tol", "model", "ESS", "use", "full", *names], left=("model",))
     for tol in dict.fromkeys(row["tolerance"] for row in result.profile):
         for model in dict.fromkeys(row["model"] for row in result.profile):
             rows = [r for r in result.profile if (r["model"], r["tolerance"]) == (model, tol)]
             whole: dict[str, Any] = next(r for r in rows if r["band"] is None)
-            cells = [tolerance(tol), visible(model), str(whole["layers"]), number(whole["ess"])]
+            cells = [tolerance(tol), visible(model), number(whole["ess"])]
             cells += [_share(whole["utilisation"]), _share(whole["saturation"])]
             cells += [_share(r["utilisation"]) for r in rows if r["band"] is not None]
             table.add_row(*map(Text, cells))

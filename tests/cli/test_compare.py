@@ -3,12 +3,49 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+from pathlib import Path
 
 import pytest
 
 from hf_ess.cli.main import run
 from tests.test_comparison import PROMPTS
 from tests.tiny import tiny_checkpoint
+
+ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / "docs" / "compare-delimiters.md").read_text(encoding="utf-8")
+SHOWN = re.findall(r"```bash\nhf-ess (compare.*?)\n```\n\n```text\n(.*?)\n```", GUIDE, re.DOTALL)
+
+
+def effects(table: str) -> list[tuple[str, float]]:
+    """What stands before each effect in a table, and the effect."""
+    found = re.findall(r"^(.*?) +([+-][\d.]+) %", table, re.MULTILINE)
+    return [(" ".join(words.split()), float(number)) for words, number in found]
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        pytest.param(command, shown, marks=() if "--groups" in command or "and then" in command else pytest.mark.slow)
+        for command, shown in SHOWN
+    ],
+)
+def test_the_guide_shows_what_the_program_prints(command, shown, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    status = run(shlex.split(command))
+    printed = capsys.readouterr()
+    if status == 2:
+        assert printed.err.strip() == shown
+        return
+    if command.startswith("compare-models"):
+        wanted, got = (re.findall(r"[\d.]+%", text) for text in (shown, printed.out))
+        pairs = [(float(a[:-1]), float(b[:-1])) for a, b in zip(wanted, got, strict=True)]
+    else:
+        wanted, got = effects(shown), effects(printed.out)
+        assert [words for words, _ in wanted] == [words for words, _ in got] and len(wanted) >= 2
+        pairs = [(a, b) for (_, a), (_, b) in zip(wanted, got)]
+    assert all(abs(a - b) <= 0.3 for a, b in pairs)  # other versions of torch round otherwise
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +69,13 @@ def test_the_table(arguments, capsys):
     printed = capsys.readouterr()
     lines = printed.out.splitlines()
     assert "3 prompts of" in lines[0] and "6 places" in lines[0]
-    head = " ".join(lines[:8])
+    head = " ".join(lines[:9])
     for word in ("sum_channels_layers", "cut i lies before token i", "p .. p+2", "Wilcoxon", '" the"', '" and" is the'):
         assert word in head
     rows = [line.split() for line in lines if "1e-1" in line]
     assert [row[0] for row in rows] == ["eos", '"."', '"']  # " and" begins with a blank
     assert all("all" in row for row in rows)
-    assert max(map(len, lines[9:])) <= 80
+    assert max(map(len, lines[1:])) <= 80
 
 
 def test_per_layer_and_groups(arguments, capsys):
