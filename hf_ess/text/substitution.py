@@ -139,17 +139,17 @@ def candidate(tokenizer: PreTrainedTokenizerBase, config: Any, name: str) -> Can
     if special is not None:
         return Candidate(name, special, name)
     text = unescape(name)
-    ways = [ids for anchor in ANCHORS if (ids := _behind(tokenizer, anchor, text, True)) is not None]
-    ways = ways or [_alone(tokenizer, text, True)]
-    single = next((ids for ids in ways if len(ids) == 1), None)
+    ways = [pairs for anchor in ANCHORS if (pairs := _behind(tokenizer, anchor, text, True)) is not None]
+    ways = ways or [[(i, _label(tokenizer, i)) for i in _alone(tokenizer, text, True)]]
+    single = next((pairs for pairs in ways if len(pairs) == 1), None)
     if single is None:
         alone = min(ways, key=len)
-        pieces = ", ".join(f'"{_label(tokenizer, i)}"' for i in alone)
+        pieces = ", ".join(f'"{label}"' for _, label in alone)
         raise BadInput(
             f'"{visible(text)}" is {len(alone)} tokens of this tokenizer ({pieces}), and one token has to take the '
             "place of one token: choose a single token, or name one by its id as id:N"
         )
-    return Candidate(name, single[0], text)
+    return Candidate(name, single[0][0], text)
 
 
 def align(sequences: Sequence[Sequence[int]], places: Sequence[int]) -> None:
@@ -182,9 +182,9 @@ def _continued(tokenizer: Any, piece: str, parse_special: bool) -> list[int]:
     if not piece:
         return []
     for anchor in ANCHORS:
-        ids = _behind(tokenizer, anchor, piece, parse_special)
-        if ids is not None:
-            return ids
+        pairs = _behind(tokenizer, anchor, piece, parse_special)
+        if pairs is not None:
+            return [i for i, _ in pairs]
     return _alone(tokenizer, piece, parse_special)
 
 
@@ -193,8 +193,8 @@ def _alone(tokenizer: Any, text: str, parse_special: bool) -> list[int]:
     return [int(i) for i in tokenizer(text, add_special_tokens=False, **options)["input_ids"]]
 
 
-def _behind(tokenizer: Any, anchor: str, text: str, parse_special: bool) -> list[int] | None:
-    """The tokens of the text behind an anchor; None where a token straddles the two or cannot be located."""
+def _behind(tokenizer: Any, anchor: str, text: str, parse_special: bool) -> list[tuple[int, str]] | None:
+    """Ids and labels of the text behind an anchor; None where a token straddles the two or cannot be located."""
     before, after = own_tokens(tokenizer)
     tokens = tokenize(tokenizer, anchor + text, parse_special=parse_special)
     stop = len(tokens) - len(after)
@@ -204,8 +204,8 @@ def _behind(tokenizer: Any, anchor: str, text: str, parse_special: bool) -> list
     head = [n for n, span in enumerate(spans) if span is not None and span[1] <= cut]
     if not head or head[-1] < len(before):
         return None
-    ids = tokens.ids[head[-1] + 1 : stop]
-    return ids or None
+    own = slice(head[-1] + 1, stop)
+    return list(zip(tokens.ids[own], tokens.texts[own])) or None
 
 
 def _eos(tokenizer: Any, config: Any) -> Candidate:
