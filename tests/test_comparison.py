@@ -61,6 +61,10 @@ def test_an_effect_from_scratch(llama, compared, layer):
         sums = []
         for name in ("eos", " the"):
             curve = _curves(llama, tokens[name], prompt, made, layer, tolerance)
+            kept = compared.curves.to_pylist()
+            where = (len(values), name, layer, tolerance)
+            (mine,) = [r for r in kept if (r["prompt"], r["replace"], r["layer"], r["tolerance"]) == where]
+            assert mine["values"] == curve.tolist()
             sums.append(sum(min(curve[i - 1] for i in (p, p + 1, p + 2)) for p in prompt["places"]))
         values.append(math.log(sums[0] / sums[1]))
     (row,) = [r for r in compared.effects if (r["replace"], r["tolerance"], r["layer"]) == ("eos", tolerance, layer)]

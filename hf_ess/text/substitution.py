@@ -28,7 +28,7 @@ from hf_ess.text.tokens import tokenize
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-#: What a piece is tokenised behind; the first that no token straddles.
+#: What a piece is tokenised behind, one character each; the first that no token straddles.
 ANCHORS = (".", "\n", "0", "a")
 
 
@@ -195,14 +195,12 @@ def _alone(tokenizer: Any, text: str, parse_special: bool) -> list[int]:
 
 def _behind(tokenizer: Any, anchor: str, text: str, parse_special: bool) -> list[tuple[int, str]] | None:
     """Ids and labels of the text behind an anchor; None where a token straddles the two or cannot be located."""
-    before, after = own_tokens(tokenizer)
+    _, after = own_tokens(tokenizer)
     tokens = tokenize(tokenizer, anchor + text, parse_special=parse_special)
     stop = len(tokens) - len(after)
-    spans, cut = tokens.spans[:stop], len(anchor)
-    if any(span is not None and span[0] < cut < span[1] for span in spans):
-        return None
-    head = [n for n, span in enumerate(spans) if span is not None and span[1] <= cut]
-    if not head or head[-1] < len(before):
+    # the anchor is one character, so a token that straddles leaves none that ends with it
+    head = [n for n, span in enumerate(tokens.spans[:stop]) if span is not None and span[1] <= 1]
+    if not head:
         return None
     own = slice(head[-1] + 1, stop)
     return list(zip(tokens.ids[own], tokens.texts[own])) or None

@@ -65,6 +65,15 @@ def test_a_leading_space_stays_with_its_piece():
         assert "".join(shown).replace(BOS, "").replace("<s>", "") == "▁out▁The▁lampout"
 
 
+def test_a_piece_that_would_merge_with_what_stands_before_it():
+    """ ".\\n\\n" and " });" are tokens of this tokenizer; between the places they are cut where the place is."""
+    tokenizer = tiny_tokenizer()
+    assert len(tokenize(tokenizer, "out.\n\nHe").ids) < len(template(tokenizer, "out<sep>\n\nHe", "<sep>").ids)
+    made = template(tokenizer, "out<sep>\n\nHe<sep>);", "<sep>")
+    stop = candidate(tokenizer, NONE, ".").token
+    assert tokenizer.decode(made.filled(stop)[1:]) == "out.\n\nHe.);"
+
+
 def test_candidates_by_every_kind_of_name():
     tokenizer = tiny_tokenizer()
     by_name = {name: candidate(tokenizer, NONE, name).token for name in ("eos", EOT, "id:5", ".", "\n", "\\n", "}")}
