@@ -89,6 +89,17 @@ def delta(channels: int, length: int, n: int) -> RecurrentOperator:
     return RecurrentOperator(decay, strength * keys, queries, (strength * keys, decay * keys))
 
 
+def ssd(channels: int, length: int, n: int) -> RecurrentOperator:
+    """Heads of a Mamba-2 layer: one decay per token, b and c of every head its own."""
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    dt = torch.nn.functional.softplus(normal(channels, length, 1) + normal(channels, 1, 1) - 3)
+    return RecurrentOperator(torch.exp(-dt), dt * normal(channels, length, n), normal(channels, length, n))
+
+
 def demo(channels: int, length: int, n: int) -> StateSpaceOperator:
     """The scan of the first layer of the shipped Falcon-Mamba on held-out text; n is the checkpoint's own."""
     import transformers
@@ -105,7 +116,12 @@ def demo(channels: int, length: int, n: int) -> StateSpaceOperator:
     return layers[0].operator[:channels]
 
 
-SOURCES: dict[str, Callable[[int, int, int], StateSpaceOperator]] = {"s6": s6, "delta": delta, "demo": demo}
+SOURCES: dict[str, Callable[[int, int, int], StateSpaceOperator]] = {
+    "s6": s6,
+    "ssd": ssd,
+    "delta": delta,
+    "demo": demo,
+}
 
 
 @contextmanager

@@ -63,7 +63,7 @@ def measure(
     if not operator.is_finite():
         raise NonFiniteOperator("the operator is not finite: it holds NaN or Inf")
     engine = _engine(operator)
-    if engine is None:
+    if engine is None or _dense_is_cheaper(operator):
         return _dense(operator, list(tolerances), entropy, sigma_1, relative)
     return _by_spectra(engine, operator, list(tolerances), entropy, relative)
 
@@ -73,6 +73,11 @@ def _engine(operator: Operator) -> ModuleType | None:
     if isinstance(operator, StateSpaceOperator):
         return recurrent
     return convolution if isinstance(operator, ConvolutionOperator) else None
+
+
+def _dense_is_cheaper(operator: Operator) -> bool:
+    """Whether one sweep over T, O(L^3), costs less than the recurrence of a large state, O(L n^3)."""
+    return isinstance(operator, StateSpaceOperator) and operator.state >= 64 and operator.length <= 16 * operator.state
 
 
 def as_operator(operator: Operator | Tensor) -> Operator:
