@@ -1,4 +1,4 @@
-"""Both engines against torch.linalg.svdvals of every H_i, on trained models, side by side in one process.
+"""The engines against torch.linalg.svdvals of every H_i, on trained models, side by side in one process.
 
     python -m benchmarks.engines [--lengths 256 512 1024] [--threads 1] [--repeats 5] [--output FILE]
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import engine_dense, engine_recurrent
+from benchmarks import engine_dense, engine_heads, engine_recurrent
 from hf_ess.results.provenance import versions
 
 
@@ -48,7 +48,7 @@ def dense(lengths: list[int], threads: int, repeats: int, heads: int, engines: l
                 f"| {r.wrong} of {r.checked} | {1e3 * r.entropy:.1f} | {r.entropy_ratio:.0f}x | {r.entropy_error:.0e} |"
             )
         growth.append(_growth("compiled" if compiled else "torch", times))
-    return "\n".join([*lines, "", *growth])
+    return "\n".join([*lines, "", "\n\n".join(growth)])
 
 
 def recurrent(lengths: list[int], threads: int, repeats: int, channels: int, every: int) -> str:
@@ -57,7 +57,17 @@ def recurrent(lengths: list[int], threads: int, repeats: int, channels: int, eve
     growth = []
     for name in dict.fromkeys(r.engine for r in rows):
         growth.append(_growth(name, [(r.length, r.engine_seconds) for r in rows if r.engine == name]))
-    return "\n".join([engine_recurrent.table(rows), "", *growth])
+    return "\n".join([engine_recurrent.table(rows), "", "\n\n".join(growth)])
+
+
+def heads(lengths: list[int], repeats: int) -> str:
+    """Markdown table of heads with large states, and its growth."""
+    rows = engine_heads.rows(["ssd", "delta"], [64, 128], lengths, 4, 16, repeats)
+    growth = [
+        _growth(f"{source}, n = {n}", [(r.length, r.measured) for r in rows if (r.source, r.n) == (source, n)])
+        for source, n in dict.fromkeys((r.source, r.n) for r in rows)
+    ]
+    return "\n\n".join([engine_heads.table(rows), *growth])
 
 
 def _growth(name: str, times: list[tuple[float, ...]]) -> str:
@@ -96,6 +106,10 @@ def main() -> None:
             "## Recurrent: trained Mamba channels, n = 16, every position, the full spectrum",
             "",
             recurrent(a.lengths, a.threads, a.repeats, a.channels, a.every),
+            "",
+            "## Heads of Mamba-2 (ssd) and of the gated delta rule, three tolerances and entropy, every position",
+            "",
+            heads(a.lengths[-2:], a.repeats),
         ]
     )
     print(page)

@@ -77,7 +77,7 @@ def _engine(operator: Operator) -> ModuleType | None:
 
 def _dense_is_cheaper(operator: Operator) -> bool:
     """Whether one sweep over T, O(L^3), costs less than the recurrence of a large state, O(L n^3)."""
-    return isinstance(operator, StateSpaceOperator) and operator.state >= 64 and operator.length <= 16 * operator.state
+    return isinstance(operator, StateSpaceOperator) and operator.state >= 64 and operator.length <= 8 * operator.state
 
 
 def as_operator(operator: Operator | Tensor) -> Operator:
