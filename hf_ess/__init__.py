@@ -13,11 +13,11 @@ __version__ = "0.1.0"
 _HOME = {
     "probe": "hf_ess.probing",
     "verify": "hf_ess.verification",
-    "compare": "hf_ess.comparison",
-    "Comparison": "hf_ess.comparison",
-    "load_comparison": "hf_ess.comparison",
-    "compare_models": "hf_ess.model_comparison",
-    "ModelComparison": "hf_ess.model_comparison",
+    "compare": "hf_ess.comparing.comparison",
+    "Comparison": "hf_ess.comparing.comparison",
+    "load_comparison": "hf_ess.comparing.comparison",
+    "compare_models": "hf_ess.comparing.model_comparison",
+    "ModelComparison": "hf_ess.comparing.model_comparison",
     "register": "hf_ess.adapters.registry",
     "MixerCall": "hf_ess.adapters.base",
     "Watch": "hf_ess.adapters.base",
@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from hf_ess.adapters.base import MixerCall, Watch
     from hf_ess.adapters.registry import register
     from hf_ess.capturing import capture
-    from hf_ess.comparison import Comparison, compare, load_comparison
+    from hf_ess.comparing.comparison import Comparison, compare, load_comparison
+    from hf_ess.comparing.model_comparison import ModelComparison, compare_models
     from hf_ess.errors import BadInput, HfEssError, NonFiniteOperator, UnsupportedModel, VerificationFailed
-    from hf_ess.model_comparison import ModelComparison, compare_models
     from hf_ess.operators import (
         ConvolutionOperator,
         DeltaRule,

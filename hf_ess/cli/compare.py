@@ -15,7 +15,7 @@ from hf_ess.plotting.labels import count, tolerance, visible
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hf_ess.comparison import Comparison
+    from hf_ess.comparing.comparison import Comparison
 
 EXAMPLES = """
 Examples:
@@ -79,7 +79,7 @@ def command(
 ) -> None:
     """Compare what tokens do to a model's memory at the same places of the same texts."""
     from hf_ess.cli import progress
-    from hf_ess.comparison import compare
+    from hf_ess.comparing.comparison import compare
     from hf_ess.probing import DEFAULT_TOLERANCES
 
     chosen = options.layer_numbers(layers)

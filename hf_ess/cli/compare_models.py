@@ -15,7 +15,7 @@ from hf_ess.plotting.labels import count, number, tolerance, visible
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hf_ess.model_comparison import ModelComparison
+    from hf_ess.comparing.model_comparison import ModelComparison
 
 EXAMPLES = """
 Example:
@@ -50,7 +50,7 @@ def command(
 ) -> None:
     """Compare how much of their memory several models use on the same text."""
     from hf_ess.cli import progress
-    from hf_ess.model_comparison import compare_models
+    from hf_ess.comparing.model_comparison import compare_models
     from hf_ess.probing import DEFAULT_TOLERANCES
 
     texts = options.texts(text, prompt, dataset, split, field, limit, encoding)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from hf_ess.comparison import Comparison
+    from hf_ess.comparing.comparison import Comparison
     from hf_ess.plotting.data import View
 
 KINDS = ("curves", "layers")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hf_ess.cli.main import run
-from tests.test_comparison import PROMPTS
+from tests.comparing.test_comparison import PROMPTS
 from tests.tiny import tiny_checkpoint
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from hf_ess.modulation import LogRatio, effect, level_before, log_ratio, lowest
+from hf_ess.comparing.modulation import LogRatio, effect, level_before, log_ratio, lowest
 from hf_ess.operators import DenseOperator
 from hf_ess.spectra.ess import tolerance_ess
 

@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 
 from hf_ess.capturing import SkippedLayer
+from hf_ess.comparing.modulation import BEFORE, CONFIDENCE, WINDOW, LogRatio, effect, level_before, log_ratio, lowest
+from hf_ess.comparing.substituted import Key, Measured, Settings, run
 from hf_ess.errors import UnsupportedModel
 from hf_ess.loading import LoadedModel
-from hf_ess.modulation import BEFORE, CONFIDENCE, WINDOW, LogRatio, effect, level_before, log_ratio, lowest
 from hf_ess.probing import Progress
 from hf_ess.results.provenance import provenance
-from hf_ess.substituted import Key, Measured, Settings, run
 from hf_ess.text.substitution import Candidate, Template
 from hf_ess.text.tokens import from_ids
 

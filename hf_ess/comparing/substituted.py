@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from hf_ess.capturing import CapturedLayer, SkippedLayer, capture
+from hf_ess.comparing.modulation import BEFORE, WINDOW
 from hf_ess.loading import LoadedModel
 from hf_ess.loading.quieting import quiet
-from hf_ess.modulation import BEFORE, WINDOW
 from hf_ess.results.recording import describe
 from hf_ess.spectra.ess import measure
 from hf_ess.spectra.horizon import horizon_counts

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hf_ess.effects import SCHEMA_VERSION, Fill, Runs
+from hf_ess.comparing.effects import SCHEMA_VERSION, Fill, Runs
+from hf_ess.comparing.modulation import BEFORE, CONFIDENCE, WINDOW
+from hf_ess.comparing.substituted import Settings
 from hf_ess.errors import BadInput, HfEssError
 from hf_ess.loading import LoadedModel, load
-from hf_ess.modulation import BEFORE, CONFIDENCE, WINDOW
 from hf_ess.probing import DEFAULT_TOLERANCES, Progress
 from hf_ess.results.files import partial_path, publish, refuse_existing, write_json, write_table
-from hf_ess.substituted import Settings
 from hf_ess.text.limits import check, check_memory
 from hf_ess.text.substitution import Template, align, candidate, template
 from hf_ess.text.tokens import from_ids

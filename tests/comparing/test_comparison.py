@@ -108,8 +108,8 @@ def test_groups_are_heads_and_sum_up_to_their_layer(llama, compared):
 
 def test_the_model_sees_the_reset(monkeypatch):
     """A recurrence whose input gate wipes its state at one token, built from the operator alone."""
-    from hf_ess import comparison, effects, substituted
     from hf_ess.capturing import CapturedLayer
+    from hf_ess.comparing import comparison, effects, substituted
     from hf_ess.operators import RecurrentOperator
 
     def capture(model, ids, on_layer, layers=None):
@@ -132,7 +132,7 @@ def test_the_model_sees_the_reset(monkeypatch):
 
 
 def test_a_layer_that_fails_is_left_out_of_both_sides(monkeypatch, llama):
-    from hf_ess import substituted
+    from hf_ess.comparing import substituted
 
     real = substituted.capture
 
