@@ -152,6 +152,10 @@ def _options(
 
 def _items(text: str | Sequence[str] | Sequence[int]) -> tuple[list[str], list[int] | None]:
     """What was given as text: texts, or the token ids of one text."""
+    if getattr(text, "ndim", 1) == 2 and len(text) == 1:  # ids as a tokenizer returns them
+        text = text[0]  # type: ignore[assignment]
+    if text is None:
+        raise BadInput("there is no text to measure")
     items: list[Any] = [text] if isinstance(text, str) else text.tolist() if hasattr(text, "tolist") else list(text)
     if not items:
         raise BadInput("there is no text to measure")

@@ -263,3 +263,10 @@ def test_pictures_that_fail_do_not_end_a_finished_measurement(tmp_path, llama, m
     monkeypatch.setattr(plots, "save_all", fail)
     hf_ess.probe(llama, token_ids(llama), output=tmp_path / "out", plots=True)
     assert "no ink" in hf_ess.load_result(tmp_path / "out").summary["notes"][0]
+
+
+def test_ids_as_a_tokenizer_returns_them(llama):
+    ids = token_ids(llama)
+    assert hf_ess.probe(llama, ids[None]).ess.equals(hf_ess.probe(llama, ids.tolist()).ess)
+    with pytest.raises(BadInput, match="no text"):
+        hf_ess.probe(llama, None)

@@ -84,7 +84,10 @@ def as_operator(operator: Operator | Tensor) -> Operator:
     """Operators as they are, and T of shape (..., L, L) as a DenseOperator."""
     if isinstance(operator, Operator):
         return operator
-    return DenseOperator(operator.reshape(-1, *operator.shape[-2:]))
+    T = torch.as_tensor(operator)  # numpy arrays are welcome
+    if T.dim() < 2 or T.shape[-1] != T.shape[-2] or T.shape[-1] < 2:
+        raise ValueError(f"T must be (..., L, L) with L >= 2 tokens, got shape {tuple(T.shape)}")
+    return DenseOperator(T.reshape(-1, *T.shape[-2:]))
 
 
 def _dense(operator: Operator, tolerances: list[float], entropy: bool, sigma_1: bool, relative: bool) -> Measurement:

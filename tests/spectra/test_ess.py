@@ -83,3 +83,15 @@ def test_the_input_is_not_changed():
     hf_ess.entropy_ess(T)
     hf_ess.singular_values(T, [5])
     assert torch.equal(T, before)
+
+
+def test_numpy_arrays_are_taken():
+    T = torch.rand(2, 9, 9, dtype=torch.float64).tril()
+    assert torch.equal(hf_ess.tolerance_ess(T.numpy(), TOLERANCES), hf_ess.tolerance_ess(T, TOLERANCES))
+    assert torch.equal(hf_ess.entropy_ess(T.numpy()), hf_ess.entropy_ess(T))
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 4), (1, 1)])
+def test_shapes_that_are_no_operator(shape):
+    with pytest.raises(ValueError, match=r"\(\.\.\., L, L\) with L >= 2 tokens"):
+        hf_ess.tolerance_ess(torch.ones(shape), TOLERANCES)
