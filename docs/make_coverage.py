@@ -1,4 +1,6 @@
-"""Writes docs/coverage.md from a run over every causal model type of transformers: about half a minute, no download.
+"""Writes docs/coverage.md and hf_ess/data/coverage.json from a run over every causal model type of transformers.
+
+Half a minute, no download.
 
 python docs/make_coverage.py            # write the page
 python docs/make_coverage.py --check    # say whether the page is what a run gives; exit status 1 if not
@@ -8,11 +10,13 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import re
 import sys
 from pathlib import Path
 
 PAGE = Path(__file__).with_name("coverage.md")
+STATE = PAGE.parents[1] / "hf_ess" / "data" / "coverage.json"
 sys.path.insert(0, str(PAGE.parents[1]))
 
 INTRODUCTION = """# Which models are covered
@@ -70,8 +74,27 @@ def main() -> int:
         sys.stdout.write(f"{PAGE.name} is {'' if same else 'not '}what a run gives\n")
         return 0 if same else 1
     PAGE.write_text(page(rows), encoding="utf-8")
+    STATE.write_text(json.dumps(state(rows), indent=1) + "\n", encoding="utf-8")
     sys.stdout.write(f"{sum(row.covered for row in rows)} of {len(rows)} types are covered: {PAGE}\n")
     return 0
+
+
+def state(rows: list) -> dict:
+    """What `hf-ess ls` says of the families: the model types whose every mixer was verified, by kind."""
+    import transformers
+
+    kinds: dict[str, list[str]] = {}
+    for row in rows:
+        if row.covered:
+            for kind in sorted({kind for _, kind in row.measured}):
+                kinds.setdefault(kind, []).append(row.model_type)
+    return {
+        "transformers": transformers.__version__,
+        "date": datetime.date.today().isoformat(),
+        "types": len(rows),
+        "covered": sum(row.covered for row in rows),
+        "kinds": kinds,
+    }
 
 
 def page(rows: list) -> str:

@@ -97,8 +97,11 @@ def test_command_line_status_3_where_a_layer_fails(tmp_path, capsys):
 
 def test_ls_and_env(capsys):
     assert run(["ls", "--json"]) == 0
-    kinds = {row["kind"] for row in json.loads(capsys.readouterr().out)["adapters"]}
-    assert {"softmax", "mamba", "mamba2", "gated_deltanet"} <= kinds
+    state = json.loads(capsys.readouterr().out)
+    types = {row["kind"]: row["model_types"] for row in state["kinds"]}
+    assert {"softmax", "mamba", "mamba2", "gated_deltanet"} <= set(types)
+    assert "falcon_mamba" in types["mamba"] and "llama" in types["softmax"]
+    assert len({name for names in types.values() for name in names}) == state["covered"]
     assert run(["env", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["torch"] == torch.__version__
     assert run(["env"]) == 0 and "transformers" in capsys.readouterr().out

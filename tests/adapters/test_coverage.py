@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 
@@ -58,6 +59,16 @@ def test_the_page_adds_up(maker, page):
     assert (covered, total) == (int(re.search(r"## Covered: (\d+)", page)[1]), len(types))
     assert total - covered == int(re.search(r"## Not covered: (\d+)", page)[1])
     assert sorted(maker.table(page)) == types
+
+
+def test_what_ls_says_is_what_the_page_says(maker, page):
+    state = json.loads(maker.STATE.read_text(encoding="utf-8"))
+    assert f"**{state['covered']} of the {state['types']} model types**" in page
+    assert f"transformers {state['transformers']}" in page
+    covered = page.partition("## Covered")[2]
+    for kind, names in state["kinds"].items():
+        for name in names:
+            assert re.search(rf"^\| {re.escape(name)} \| .*\({re.escape(kind)}\)", covered, re.MULTILINE), (name, kind)
 
 
 @pytest.mark.parametrize("model_type", SAMPLE)
