@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from importlib import resources
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,7 +21,7 @@ def command(
     state = json.loads(resources.files("hf_ess").joinpath("data", "coverage.json").read_text(encoding="utf-8"))
     types: dict[str, list[str]] = state["kinds"]
     own = {adapter.kind: type(adapter).__module__ for adapter in adapters()}
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"kind": kind, "from": own.get(kind, "hf_ess.adapters"), "model_types": types.get(kind, [])}
         for kind in dict.fromkeys([*types, *own])
         if kind in types or not own[kind].startswith("hf_ess.")  # an adapter may record under another's kind
