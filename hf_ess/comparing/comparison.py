@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hf_ess.comparing.effects import SCHEMA_VERSION, Fill, Runs
+from hf_ess.comparing.effects import SCHEMA_VERSION, Fill, Substitutions
 from hf_ess.comparing.modulation import BEFORE, CONFIDENCE, WINDOW
 from hf_ess.comparing.substituted import Settings
-from hf_ess.errors import BadInput, HfEssError
+from hf_ess.errors import BadInput
 from hf_ess.loading import LoadedModel, load
 from hf_ess.probing import DEFAULT_TOLERANCES, Progress
 from hf_ess.results.files import partial_path, publish, refuse_existing, write_json, write_table
@@ -208,11 +208,8 @@ def compare(
     fills = _fills(loaded, names, control, second_control)
     notes = _notes(loaded, templates, fills)
     check_memory(max(len(t.ids) for t in templates), loaded.model)
-    compared = Runs(loaded, templates, fills, settings, progress)
-    try:
-        compared.run()
-    except MemoryError as error:
-        raise HfEssError("the machine ran out of memory; shorten the text with --max-tokens") from error
+    compared = Substitutions(loaded, templates, fills, settings, progress)
+    compared.runs.run()
     options = {
         "at": at,
         "replace": names,
