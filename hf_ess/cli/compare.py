@@ -167,7 +167,7 @@ def effect_table(result: Comparison, per_layer: bool = False) -> Table:
     for row in result.effects:
         if row["layer"] is not None and not per_layer:
             continue
-        cells = [_token(tokens[row["replace"]]), tolerance(row["tolerance"]), _layer(row), *_numbers(row)]
+        cells = [_token(tokens[row["replace"]]), tolerance(row["tolerance"]), layer_name(row), *numbers(row)]
         dips = (percent(row[name]).removesuffix(" %") for name in ("dip", "control_dip"))
         cells += ["{} ({})".format(*dips), str(row["prompts"])]
         table.add_row(*_literal(cells + [str(row["places"]), str(row["left_out"])] * left_out))
@@ -187,7 +187,7 @@ def group_table(result: Comparison, most: int = 8) -> Table:
         if shown[key] <= most and row["effect"] is not None:
             first, last = row["first"], row["last"]
             where = str(first) if first == last else f"{first}-{last}"
-            cells = [_token(tokens[row["replace"]]), tolerance(row["tolerance"]), _layer(row), where, *_numbers(row)]
+            cells = [_token(tokens[row["replace"]]), tolerance(row["tolerance"]), layer_name(row), where, *numbers(row)]
             table.add_row(*_literal([*cells, str(row["prompts"])]))
     return table
 
@@ -212,13 +212,13 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value + 0.0:+.1f} %"
 
 
-def _numbers(row: dict[str, Any]) -> list[str]:
+def numbers(row: dict[str, Any]) -> list[str]:
     interval = "-" if row["low"] is None else f"{100 * row['low']:+.1f} .. {100 * row['high']:+.1f}"
     p = row["p_value"]
     return [percent(row["effect"]), interval, "-" if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"]
 
 
-def _layer(row: dict[str, Any]) -> str:
+def layer_name(row: dict[str, Any]) -> str:
     return "all" if row["layer"] is None else f"{row['layer']} {row['kind']}"
 
 

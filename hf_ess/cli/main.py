@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from hf_ess import __version__
-from hf_ess.cli import compare, compare_models, env, ls, plot, probe, verify
+from hf_ess.cli import compare, compare_models, env, ls, plot, probe, study, verify
 from hf_ess.errors import BadInput, HfEssError
 
 app = typer.Typer(
@@ -40,6 +40,7 @@ def _options(
 app.command("probe")(probe.command)
 app.command("compare")(compare.command)
 app.command("compare-models")(compare_models.command)
+app.command("study")(study.command)
 app.command("verify")(verify.command)
 app.command("plot")(plot.command)
 app.command("ls")(ls.command)

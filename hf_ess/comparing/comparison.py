@@ -179,7 +179,7 @@ def compare(
     Raises:
         BadInput, UnsupportedModel: the model, text or an option cannot be used, or no layer can be measured.
     """
-    settings = _settings(tolerances, relative, layers, groups, horizon)
+    settings = measured_as(tolerances, relative, layers, groups, horizon)
     if output is not None:
         refuse_existing(Path(output), overwrite)  # before anything slow
     prompts = [text] if isinstance(text, str) else list(text)
@@ -228,9 +228,14 @@ def compare(
     return result
 
 
-def _settings(
+def measured_as(
     tolerances: Sequence[float], relative: bool, layers: Iterable[int] | None, groups: int, horizon: int | None
 ) -> Settings:
+    """What is measured in every run.
+
+    Raises:
+        BadInput: a tolerance, a number of groups or a horizon that cannot be.
+    """
     chosen = tuple(dict.fromkeys(float(t) for t in tolerances))
     bad = [t for t in chosen if not (math.isfinite(t) and t > 0)]
     if bad or not chosen:

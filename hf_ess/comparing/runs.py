@@ -127,6 +127,12 @@ class Runs:
         curves = {key: total for key in self.usable(prompt) if (total := layers[key].total) is not None}
         return ({None: np.sum(list(curves.values()), axis=0)} if curves else {}) | curves
 
+    def bounds(self, prompt: int, label: Hashable) -> dict[Key | None, np.ndarray]:
+        """(L-1,) what the totals can be at most, by the same keys."""
+        layers = self.found[prompt][label]
+        curves = {key: bound for key in self.usable(prompt) if (bound := layers[key].bound) is not None}
+        return ({None: np.sum(list(curves.values()), axis=0)} if curves else {}) | curves
+
     def curves(self, names: Mapping[str, Hashable]) -> pa.Table:
         """All curves in CURVES_SCHEMA; names: of each name to write, the variant that it is."""
         rows, mixers = [], self.mixers()

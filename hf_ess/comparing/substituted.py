@@ -16,6 +16,7 @@ from hf_ess.loading.quieting import quiet
 from hf_ess.results.recording import describe
 from hf_ess.spectra.ess import measure
 from hf_ess.spectra.horizon import horizon_counts
+from hf_ess.spectra.metrics import bound as bounds
 
 Key = tuple[str, int]  # module, call
 
@@ -46,6 +47,7 @@ class Measured:
     Attributes:
         info: layer, call, module, kind, operators, multiplicity, status, error ... as in a result's summary.
         total: (tolerance, L-1) float64, `sum_channels`; None where the layer failed its verification.
+        bound: (L-1,) float64, what total can be at most at each cut: the sum of min(TSS, i, L-i).
         groups: (tolerance, group, L-1) the same of each group; None where none were asked for.
         spans: (first, last) operator of each group.
         unresolved: counts that float64 cannot tell from the tolerance.
@@ -53,6 +55,7 @@ class Measured:
 
     info: dict[str, Any]
     total: np.ndarray | None
+    bound: np.ndarray | None
     groups: np.ndarray | None
     spans: list[tuple[int, int]]
     unresolved: int
@@ -93,7 +96,7 @@ def _measured(layer: CapturedLayer, places: Sequence[int], prompt: int, settings
     info = describe(layer, prompt)
     operator = layer.operator
     if not layer.verified:
-        return Measured(info, None, None, [], 0)
+        return Measured(info, None, None, None, [], 0)
     unresolved = 0
     if settings.horizon is None:
         found = measure(operator, settings.tolerances, entropy=False, relative=settings.relative)
@@ -106,7 +109,8 @@ def _measured(layer: CapturedLayer, places: Sequence[int], prompt: int, settings
     counts *= operator.multiplicity
     spans = _spans(operator.count, settings.groups)
     groups = np.stack([counts[:, a : b + 1].sum(1).numpy() for a, b in spans], 1) if spans else None
-    return Measured(info, counts.sum(1).numpy(), groups, spans, unresolved)
+    bound = bounds(operator.tss().cpu(), operator.length).sum(0).numpy() * operator.multiplicity
+    return Measured(info, counts.sum(1).numpy(), bound, groups, spans, unresolved)
 
 
 def _cuts(places: Sequence[int], length: int) -> list[int]:

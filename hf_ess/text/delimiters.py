@@ -49,7 +49,7 @@ def _positions(tokens: Tokens, tokenizer: Any, config: Any, name: str) -> list[i
     elif (special := special_id(tokenizer, name)) is not None:
         ids = {special}
     else:
-        return _occurrences(tokens, unescape(name), _special_ids(tokenizer))
+        return _occurrences(tokens, unescape(name), special_ids(tokenizer))
     return [position for position, i in enumerate(tokens.ids) if i in ids]
 
 
@@ -72,10 +72,10 @@ def unescape(name: str) -> str:
 def special_id(tokenizer: Any, name: str) -> int | None:
     """The id of a special token by its text, None where that text is not one."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
-    return next((i for i in sorted(_special_ids(tokenizer)) if str(added[i]) == name), None)
+    return next((i for i in sorted(special_ids(tokenizer)) if str(added[i]) == name), None)
 
 
-def _special_ids(tokenizer: Any) -> set[int]:
+def special_ids(tokenizer: Any) -> set[int]:
     added = getattr(tokenizer, "added_tokens_decoder", {})
     return {int(i) for i, token in added.items() if getattr(token, "special", True)}
 

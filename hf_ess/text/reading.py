@@ -113,10 +113,35 @@ def read_dataset(name: str, split: str | None = None, field: str | None = None, 
     if limit is not None and limit < 1:
         raise BadInput(f"the number of rows to read must be at least 1, got {limit}")
     path = Path(name).expanduser()
-    if path.is_file() and path.suffix in (".jsonl", ".ndjson"):
-        return _texts(*_json_lines(path, limit), field, name, "line")
     if path.is_file() and path.suffix in (".txt", ".text", ".md"):
         return [read_text(path)]
+    rows, broken, unit = _rows(name, split, limit)
+    return _texts(rows, broken, field, name, unit)
+
+
+def read_rows(name: str, split: str | None = None, limit: int | None = None) -> list[dict[str, Any]]:
+    """Read whole rows of a data set, in order.
+
+    Args:
+        name, split, limit: as in read_dataset().
+
+    Raises:
+        BadInput: missing, empty, not readable, no such split, or a broken line.
+    """
+    rows, broken, unit = _rows(name, split, limit)
+    if broken or not rows:
+        number, what = next(iter(sorted(broken.items())), (0, ""))
+        raise BadInput(f"the data set {name} is damaged: {unit} {number} {what}" if broken else f"{name} has no rows")
+    return [row for _, row in rows]
+
+
+def _rows(
+    name: str, split: str | None, limit: int | None
+) -> tuple[list[tuple[int, dict[str, Any]]], dict[int, str], str]:
+    """Rows with their numbers, what is wrong with the others, and what a row is called."""
+    path = Path(name).expanduser()
+    if path.is_file() and path.suffix in (".jsonl", ".ndjson"):
+        return *_json_lines(path, limit), "line"
     table = _open(name, path, split)
     rows = []
     try:
@@ -126,7 +151,7 @@ def read_dataset(name: str, split: str | None = None, field: str | None = None, 
             rows.append((number, row))
     except Exception as error:
         raise BadInput(f"the data set {name} cannot be read: {_cause(error)}") from error
-    return _texts(rows, {}, field, name, "row")
+    return rows, {}, "row"
 
 
 def _json_lines(path: Path, limit: int | None) -> tuple[list[tuple[int, dict[str, Any]]], dict[int, str]]:

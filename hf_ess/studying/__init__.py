@@ -1,0 +1,1 @@
+"""Studies: fixed inputs, a claim, and what a model says to it."""
