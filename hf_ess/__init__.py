@@ -25,6 +25,7 @@ _HOME = {
     "Watch": "hf_ess.adapters.base",
     "capture": "hf_ess.capturing",
     "load_result": "hf_ess.results",
+    "report": "hf_ess.reporting",
     "Result": "hf_ess.results",
     "tolerance_ess": "hf_ess.spectra.ess",
     "entropy_ess": "hf_ess.spectra.ess",
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
         StateSpaceOperator,
     )
     from hf_ess.probing import probe
+    from hf_ess.reporting import report
     from hf_ess.results import Result, load_result
     from hf_ess.spectra.causal import anticausal_ess, causal_ess
     from hf_ess.spectra.ess import entropy_ess, singular_values, tolerance_ess

@@ -1,4 +1,4 @@
-"""Figures of a result: ESS along the text, layer by position, utilisation per layer."""
+"""Figures of a result: ESS along the text, layer by position, utilisation per layer.  And those of a comparison."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from hf_ess.results import Result
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from hf_ess.comparing.comparison import Comparison
 
 KINDS = ("lines", "heatmap", "utilisation")
 
@@ -91,10 +93,12 @@ def draw(
     return heatmap.figure(heat) if ax is None else heatmap.on_axes(ax, heat)
 
 
-def save_all(result: Result, folder: str | os.PathLike[str]) -> list[Path]:
-    """Writes lines.png, heatmap.png (middle tolerance) and utilisation.png into a folder.
+def save_all(result: Result | Comparison, folder: str | os.PathLike[str]) -> list[Path]:
+    """Writes the standard pictures of a result or a comparison into a folder.
 
-    Further prompts, up to the eighth, get lines-1.png and so on.  Every file is whole or not there.
+    Of a result: lines.png, heatmap.png (middle tolerance) and utilisation.png; further prompts, up to the eighth, get
+    lines-1.png and so on.  Of a comparison: curves.png, layers.png, difference.png, and groups.png where heads or
+    groups of channels were ranked.  Every file is whole or not there.
 
     Returns:
         The paths written.
@@ -102,21 +106,25 @@ def save_all(result: Result, folder: str | os.PathLike[str]) -> list[Path]:
     Raises:
         BadInput: the folder cannot be written.
     """
+    if not isinstance(result, Result):
+        from hf_ess.plotting import comparison
+
+        return comparison.save_all(result, folder)
     target, written = Path(folder), []
     try:
         target.mkdir(parents=True, exist_ok=True)
         for prompt in range(min(len(result.summary["prompts"]), MOST_PROMPTS)):
             for kind in KINDS:
                 path = target / (f"{kind}.png" if prompt == 0 else f"{kind}-{prompt}.png")
-                _save(draw(result, kind, prompt=prompt), path)
+                save(draw(result, kind, prompt=prompt), path)
                 written.append(path)
     except OSError as error:
         raise BadInput(f"cannot write the plots to {target}: {error.strerror or error}") from error
     return written
 
 
-def _save(figure: Figure, path: Path) -> None:
-    """Durable and atomic; the temporary name is unique, so that two runs may draw into one folder."""
+def save(figure: Figure, path: Path) -> None:
+    """Writes a PNG, durable and atomic; the temporary name is unique, so that two runs may draw into one folder."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.writing")
     try:
         with open(temporary, "xb") as f:

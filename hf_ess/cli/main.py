@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from hf_ess import __version__
-from hf_ess.cli import compare, compare_models, env, ls, plot, probe, study, verify
+from hf_ess.cli import compare, compare_models, env, ls, plot, probe, report, study, verify
 from hf_ess.errors import BadInput, HfEssError
 
 app = typer.Typer(
@@ -43,6 +43,7 @@ app.command("compare-models")(compare_models.command)
 app.command("study")(study.command)
 app.command("verify")(verify.command)
 app.command("plot")(plot.command)
+app.command("report")(report.command)
 app.command("ls")(ls.command)
 app.command("env")(env.command)
 

@@ -1,4 +1,4 @@
-"""hf-ess plot: draw a saved result again."""
+"""hf-ess plot: draw what was saved again."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import typer
 
 
 def command(
-    directory: Annotated[Path, typer.Argument(help="A result directory of hf-ess probe.")],
+    directory: Annotated[Path, typer.Argument(help="A directory written by hf-ess probe -o or hf-ess compare -o.")],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Directory for the pictures; default DIR/plots.")
     ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")] = False,
 ) -> None:
-    """Draw a saved result: ESS along the tokens, layer by position, utilisation per layer."""
+    """Draw a saved result (lines, heatmap, utilisation) or comparison (curves, layers, difference, groups)."""
     from hf_ess import plots
-    from hf_ess.results import load_result
+    from hf_ess.reporting.saved import load_saved
 
-    for path in plots.save_all(load_result(directory), output or directory / "plots"):
+    for path in plots.save_all(load_saved(directory), output or directory / "plots"):
         sys.stdout.write(f"{path}\n")

@@ -88,7 +88,7 @@ class View:
                 status=info["status"],
                 label=label,
             )
-            for info, label in zip(infos, _labels([info["layer"] for info in infos]))
+            for info, label in zip(infos, layer_labels([info["layer"] for info in infos]))
         ]
         tokens = sorted(result.tokens.to_pylist(), key=lambda t: t["position"])
         tokens = [t for t in tokens if t["prompt"] == prompt]
@@ -193,7 +193,7 @@ class View:
         return {v for v in pc.unique(table[column]).to_pylist() if v is not None}
 
 
-def _labels(layers: list[int]) -> list[str]:
+def layer_labels(layers: list[int]) -> list[str]:
     """0, 1, 2a, 2b, 3: letters where a layer has several mixers or is called several times."""
     out, seen = [], dict.fromkeys(layers, 0)
     for layer in layers:
