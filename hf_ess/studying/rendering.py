@@ -117,7 +117,20 @@ def _shots(outcome: StudyOutcome, per_layer: bool) -> list[Block]:
             cells = [f"{row['shots']} against {row['against']}", row["part"], tolerance(row["tolerance"])]
             cells += [layer_name(row), *numbers(row), percent(row["full"]), full, str(row["prompts"])]
             table.add_row(*_literal(cells))
-    return [(lines, table)]
+    return [(lines, table), _segments(s)]
+
+
+def _segments(summary: dict[str, Any]) -> Block:
+    """Mean total ESS of every part of the prompts."""
+    most = max(summary["shots"])
+    columns = ["examples", "tol", *(f"example {k + 1}" for k in range(most)), "question"]
+    table = terminal.new_table(columns)
+    for row in summary["segments"]:
+        own = [f"{v:,.0f}" for v in row["examples"] or []]
+        question = "-" if row["question"] is None else f"{row['question']:,.0f}"
+        cells = [str(row["shots"]), tolerance(row["tolerance"]), *own, *[""] * (most - len(own)), question]
+        table.add_row(*_literal(cells))
+    return ["", "  total ESS, sum_channels_layers: mean over the cuts of each part and over questions"], table
 
 
 def _accuracy(shots: str, value: float | None, of: int) -> str:

@@ -169,6 +169,7 @@ def _separators(run: _Run, source: _Source) -> StudyOutcome:
         tolerances=run.tolerances,
         layers=run.layers,
         groups=run.settings.get("groups", 0),
+        continuation=run.settings.get("continuation", ""),
         progress=run.progress,
     )
     return StudyOutcome(done.summary, done.curves, done)
@@ -218,9 +219,9 @@ def _shots(run: _Run, source: _Source) -> StudyOutcome:
     before, questions = (
         [shots.from_row(row, number, where) for number, row in enumerate(part)] for part in (examples, asked)
     )
-    prompts = shots.prompts(run.loaded.tokenizer, before, questions, counts)
-    runs, notes = run.runs(prompts)
-    right = [shots.answers(run.loaded, question, variants) for question, variants in zip(questions, prompts)]
+    prompts = [shots.asked(run.loaded.tokenizer, before, question, counts) for question in questions]
+    runs, notes = run.runs([p.variants for p in prompts])
+    right = [shots.answers(run.loaded, question, p.variants) for question, p in zip(questions, prompts)]
     known = [r for r in right if r is not None]
     if len(known) < len(right):
         notes.append(f"{len(right) - len(known)} questions have letters that are not one token: not in the accuracy")
@@ -232,14 +233,16 @@ def _shots(run: _Run, source: _Source) -> StudyOutcome:
         prompts=[
             {
                 "question": question.text,
-                "tokens": {name: len(v.ids) for name, v in variants.items()},
-                "first": {name: v.places[0] for name, v in variants.items()},
+                "tokens": {name: len(v.ids) for name, v in p.variants.items()},
+                "first": {name: v.places[0] for name, v in p.variants.items()},
+                "examples": p.starts,
                 "right": answered,
             }
-            for question, variants, answered in zip(questions, prompts, right)
+            for question, p, answered in zip(questions, prompts, right)
         ],
         accuracy={str(n): sum(r[str(n)] for r in known) / len(known) if known else None for n in counts},
         chance=sum(1 / len(question.choices) for question in questions) / len(questions),
+        segments=shots.segments(runs, prompts, counts),
         effects=shots.effects(runs, counts),
     )
     return StudyOutcome(summary, runs.curves({str(n): str(n) for n in counts}))

@@ -17,7 +17,7 @@ from __future__ import annotations
 import string
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -79,8 +79,8 @@ def from_row(row: dict[str, Any], number: int, source: str) -> Question:
     text, choices, answer = row.get("question"), row.get("choices", ()), row.get("answer", -1)
     if isinstance(answer, str) and len(answer) == 1 and answer in string.ascii_uppercase:
         answer = string.ascii_uppercase.index(answer)
-    good = isinstance(text, str) and isinstance(choices, list | tuple) and isinstance(answer, int)
-    if not good or not (2 <= len(choices) <= 26 and 0 <= answer < len(choices)):
+    good = isinstance(choices, list | tuple) and isinstance(answer, int)
+    if not isinstance(text, str) or not good or not (2 <= len(choices) <= 26 and 0 <= answer < len(choices)):
         raise BadInput(
             f"row {number} of {source} is no question with choices: it needs question (text), choices (a list) and "
             "answer (the number of the right one)"
@@ -88,14 +88,26 @@ def from_row(row: dict[str, Any], number: int, source: str) -> Question:
     return Question(text, tuple(map(str, choices)), answer)
 
 
-def prompts(
-    tokenizer: Any, examples: Sequence[Question], questions: Sequence[Question], shots: Sequence[int]
-) -> list[dict[Hashable, Variant]]:
-    """Of every question, its prompt with each number of examples; places are the question's own positions.
+@dataclass(frozen=True)
+class Asked:
+    """A question with each number of examples before it.
+
+    Attributes:
+        variants: by the number of examples, as text; places are the positions of the question's own tokens.
+        starts: by the same, the positions at which each example begins.
+    """
+
+    variants: dict[Hashable, Variant]
+    starts: dict[str, list[int]]
+
+
+def asked(tokenizer: Any, examples: Sequence[Question], question: Question, shots: Sequence[int]) -> Asked:
+    """A question's prompts.
 
     Args:
         tokenizer: a transformers tokenizer.
-        examples, questions: at least as many examples as the largest of shots.
+        examples: at least as many as the largest of shots.
+        question: what is asked.
         shots: numbers of examples.
 
     Raises:
@@ -104,21 +116,45 @@ def prompts(
     """
     if max(shots) > len(examples):
         raise BadInput(f"{max(shots)} examples are asked for and there are {len(examples)}")
-    out = []
-    for question in questions:
-        own: list[int] | None = None
-        variants: dict[Hashable, Variant] = {}
-        for count in shots:
-            before = "".join(example.answered() for example in examples[:count])
-            tokens = tokenize(tokenizer, before + question.asked())
-            first = next(p for p, s in enumerate(tokens.spans) if s is not None and s[1] > len(before))
-            # the first token may differ: at the start of a text some tokenizers put a space before it
-            if own is not None and tokens.ids[first + 1 :] != own:
-                raise HfEssError("the tokenizer reads a question differently behind an example, so there is no axis")
-            own = tokens.ids[first + 1 :]
-            variants[str(count)] = Variant(tokens.ids, range(first, len(tokens.ids)))
-        out.append(variants)
-    return out
+    own: list[int] | None = None
+    variants: dict[Hashable, Variant] = {}
+    starts = {}
+    for count in shots:
+        parts = [example.answered() for example in examples[:count]]
+        tokens = tokenize(tokenizer, "".join(parts) + question.asked())
+        begins = [0, *accumulate(map(len, parts))]
+        at = [next(p for p, s in enumerate(tokens.spans) if s is not None and s[1] > begin) for begin in begins]
+        first = at[-1]
+        # the first token may differ: at the start of a text some tokenizers put a space before it
+        if own is not None and tokens.ids[first + 1 :] != own:
+            raise HfEssError("the tokenizer reads a question differently behind an example, so there is no axis")
+        own = tokens.ids[first + 1 :]
+        variants[str(count)] = Variant(tokens.ids, range(first, len(tokens.ids)))
+        starts[str(count)] = at[:-1]
+    return Asked(variants, starts)
+
+
+def segments(runs: Runs, questions: Sequence[Asked], shots: Sequence[int]) -> list[dict[str, Any]]:
+    """Mean total ESS over the cuts of each example and of the question, mean over questions, all layers together."""
+    rows = []
+    for count in map(str, shots):
+        for k, tolerance in enumerate(runs.settings.tolerances):
+            found = []
+            for number, question in enumerate(questions):
+                curve = runs.totals(number, count).get(None)
+                if curve is not None:
+                    edges = [*question.starts[count], question.variants[count].places[0], curve.shape[1]]
+                    found.append([curve[k, a:b].mean() for a, b in pairwise(edges)])
+            rows.append(
+                {
+                    "shots": int(count),
+                    "tolerance": tolerance,
+                    "reduction": "sum_channels_layers",
+                    "examples": np.mean(found, axis=0)[:-1].tolist() if found else None,
+                    "question": float(np.mean(found, axis=0)[-1]) if found else None,
+                }
+            )
+    return rows
 
 
 def answers(loaded: LoadedModel, question: Question, variants: Mapping[Hashable, Variant]) -> dict[str, bool] | None:
