@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hf_ess.comparing.comparison import Comparison
 
 #: Rows of a ranking.
-MOST = 20
+MOST = 12
 
 
 def figure(
@@ -59,7 +59,7 @@ def figure(
     )
     for row, t in enumerate(tolerances):
         ax = frame.axes(0, head + row * (panel + gap), frame.inner, panel)
-        _draw(ax, ranked[t], look, longest)
+        _draw(ax, ranked[t], [group_label(r, comparison) for r in ranked[t]], look, longest)
         style.heading(ax, f"tolerance {labels.tolerance(t)}{compared.tolerance_unit(comparison)}")
         style.label(ax, "effect on ESS" if row == len(tolerances) - 1 else None)
     frame.caption(caption)
@@ -73,13 +73,18 @@ def rows(comparison: Comparison, name: str, tolerance: float) -> list[dict[str, 
     ]
 
 
-def group_label(row: dict[str, Any]) -> str:
-    """layer 3, head 5, or layer 3, 0-47 of a wide layer's channels."""
+def group_label(row: dict[str, Any], comparison: Comparison) -> str:
+    """layer 3 · head 5, or layer 3 · channels 0-47."""
+    mixers = comparison.summary["layers"]
+    wheres = [compared.where(info) for info in mixers]
+    at = wheres.index(compared.where(row))
+    unit = "head" if mixers[at]["multiplicity"] > 1 else "channel"
     first, last = row["first"], row["last"]
-    return f"layer {row['layer']} · {first}" if first == last else f"layer {row['layer']} · {first}-{last}"
+    which = f"{unit} {first}" if first == last else f"{unit}s {first}-{last}"
+    return f"layer {compared.layer_label(wheres, at)} · {which}"
 
 
-def _draw(ax: Axes, found: list[dict[str, Any]], look: dict[str, Any], longest: int) -> None:
+def _draw(ax: Axes, found: list[dict[str, Any]], names: list[str], look: dict[str, Any], longest: int) -> None:
     ax.axvline(0, color=style.EDGE, linewidth=0.9, zorder=1)
     for k, r in enumerate(found):
         if r["low"] is not None:
@@ -87,7 +92,7 @@ def _draw(ax: Axes, found: list[dict[str, Any]], look: dict[str, Any], longest: 
             ax.plot(ends, [k, k], color=look["colour"], linewidth=1.6, alpha=0.6, zorder=2, solid_capstyle="butt")
         ax.plot(100 * r["effect"], k, look["marker"], color=look["colour"], markersize=5.5, zorder=3)
     ax.set_ylim(max(longest, 1) - 0.5, -0.5)
-    ax.set_yticks(np.arange(len(found)), [group_label(r) for r in found], fontsize=8.5)
+    ax.set_yticks(np.arange(len(found)), names, fontsize=8.5)
     style.literal(ax.get_yticklabels())
     ax.grid(visible=True, axis="x", color="#ececec", linewidth=0.8)
     ax.grid(visible=False, axis="y")

@@ -23,7 +23,7 @@ MOST_UNIT_VALUES = 600_000
 #: The spread over the heads or channels (q10 .. q90) likewise.
 MOST_SPREAD_VALUES = 400_000
 
-Key = tuple[int | None, str | None, int | None, str, float | None, str]  # layer, module, call, metric, tolerance, ...
+Key = tuple[Any, ...]  # layer, module, call, metric, tolerance and, of a reduction, its name
 
 
 def result_data(result: Result) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def result_data(result: Result) -> dict[str, Any]:
     prompts: list[dict[str, Any]] = []
     left = MOST_VALUES
     for number in range(len(s["prompts"])):
-        made = _Prompt(View(result, number), measures, left).data
+        made: dict[str, Any] = _Prompt(View(result, number), measures, left).data
         left -= sum(map(len, made["curves"]))
         if prompts and left < 0:
             break
@@ -96,7 +96,7 @@ class _Prompt:
         self.single = units <= min(MOST_UNIT_VALUES, room)
         self.units = _units(self.table) if self.single else {}
         infos = [i for i in view.result.layers if i["prompt"] == view.prompt]
-        self.data = {
+        self.data: dict[str, Any] = {
             "tokens": view.length,
             "shown": [shown(text) or f"<id {i}>" for text, i in zip(view.texts, view.ids)],
             "ids": view.ids,
@@ -128,7 +128,7 @@ class _Prompt:
         """Sums over the channels of all layers."""
         name = "sum_channels_layers"
         return {
-            "ess": {m["key"]: self._add(None, *m["row"], name) for m in self.measures},
+            "ess": {m["key"]: self._add(None, m["row"][0], m["row"][1], name) for m in self.measures},
             "tss": self._add(None, "tss", None, name),
             "bound": self._add(None, "bound", None, name),
         }
@@ -195,11 +195,11 @@ def _indexed(table: pa.Table) -> dict[Key, np.ndarray]:
     return {key: _curve(values) for key, values in zip(keys, kept["values"])}
 
 
-def _units(table: pa.Table) -> dict[tuple, list[tuple[int, np.ndarray]]]:
+def _units(table: pa.Table) -> dict[Key, list[tuple[int, np.ndarray]]]:
     """Curves of single heads or channels by layer, module, call, metric and tolerance."""
     kept = table.filter(pc.and_(pc.is_valid(table["unit"]), pc.is_valid(table["values"])))
     names = ("layer", "module", "call", "metric", "tolerance")
-    out: dict[tuple, list[tuple[int, np.ndarray]]] = {}
+    out: dict[Key, list[tuple[int, np.ndarray]]] = {}
     for *key, unit, values in zip(
         *(kept[name].to_pylist() for name in names), kept["unit"].to_pylist(), kept["values"]
     ):

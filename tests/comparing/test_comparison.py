@@ -166,7 +166,12 @@ def test_saved_and_read_again(compared, tmp_path):
     again = hf_ess.load_comparison(path)
     assert again.summary == compared.summary and again.curves.equals(compared.curves)
     assert sorted(p.name for p in path.iterdir()) == ["curves.parquet", "plots", "summary.json"]
-    assert {p.name for p in (path / "plots").iterdir()} == {"curves.png", "layers.png"}
+    assert {p.name for p in (path / "plots").iterdir()} == {
+        "curves.png",
+        "layers.png",
+        "difference.png",
+        "groups.png",
+    }
     with pytest.raises(BadInput, match="exists already"):
         compared.save(path)
     with pytest.raises(BadInput, match="not a comparison"):
