@@ -42,7 +42,7 @@ function sequential(t) {
 /* -1..1: less is orange, more is blue, nothing is the ground of the page. */
 function diverging(t) {
   const size = Math.min(1, Math.abs(t));
-  const [ground, full] = isDark() ? [0.3, 0.82] : [0.965, 0.5];
+  const [ground, full] = isDark() ? [0.3, 0.82] : [0.965, 0.54];
   return oklch(mix(ground, full, size), mix(0.005, 0.16, size), t < 0 ? 50 : 255);
 }
 

@@ -33,7 +33,7 @@ pageHead(
     "values of H_i = T[i:, :i] that reach the tolerance, the memory carried from the tokens before i into token i and after; the cut i " +
     `lies before token i. For a place p, m is the smallest total ESS over the cuts p to p + ${DATA.window - 1}. The effect is the change of m ` +
     "against the control token in its place, exp(mean log ratio over prompts) − 1: position, text and the ends of the " +
-    "sequence, where ESS is low whatever the text is, cancel. Intervals are 95 % t intervals over prompts; p is Wilcoxon's signed rank " +
+    "sequence, where ESS is low whatever the text is, cancel. Intervals are 95\u00a0% t intervals over prompts; p is Wilcoxon's signed rank " +
     "test, not corrected for the number of rows."
 );
 
@@ -224,7 +224,7 @@ function drawLayers() {
   const step = Math.ceil(n / (innerWidth < 640 ? 8 : 32));
   const ticks = [-1.5, ...DATA.layers.map((_, k) => k).filter((k) => k % step === 0)];
   $("layer-legend").replaceChildren(swatches(OTHERS.map((k) => ({ name: labelOf(k), colour: colourOf(k) }))));
-  $("layer-note").textContent = `At ${toleranceName(state.tolerance)}, with 95 % intervals over prompts; all prompts together. Left: all layers.`;
+  $("layer-note").textContent = `At ${toleranceName(state.tolerance)}, with 95\u00a0% intervals over prompts; all prompts together. Left: all layers.`;
   plot(layers, traces, {
     xaxis: { tickvals: ticks, ticktext: ticks.map((k) => (k < 0 ? "all" : DATA.layers[k].label)), range: [-2.1, n - 0.4], title: { text: "layer" }, showgrid: false },
     yaxis: { ticksuffix: " %", title: { text: "effect on ESS" }, zeroline: true, zerolinecolor: variable("--muted") },
@@ -240,7 +240,7 @@ function drawHeads() {
     return `layer ${layer.label} · ${layer.unit}${r.first === r.last ? ` ${r.first}` : `s ${r.first}-${r.last}`}`;
   });
   heads.style.height = `${70 + 21 * Math.max(rows.length, 3)}px`;
-  $("head-note").replaceChildren(bdi(labelOf(state.candidate)), ` at ${toleranceName(state.tolerance)}, against the control, with 95 % intervals over prompts; not corrected for picking the largest.`);
+  $("head-note").replaceChildren(bdi(labelOf(state.candidate)), ` at ${toleranceName(state.tolerance)}, against the control, with 95\u00a0% intervals over prompts; not corrected for picking the largest.`);
   plot(heads, [{ ...intervals(rows, names, true, { color: colourOf(state.candidate), size: 8 }),
     hovertemplate: "%{y}: %{x:+.1f} % (%{customdata})<extra></extra>" }], {
     xaxis: { ticksuffix: " %", title: { text: "effect on ESS" }, zeroline: true, zerolinecolor: variable("--muted") },
@@ -251,7 +251,7 @@ function drawHeads() {
 function drawEffects() {
   const whole = DATA.effects.filter((r) => r.layer < 0);
   const left = whole.some((r) => r.left_out > 0);
-  const columns = [["token"], ["tolerance", "n"], ["effect", "n"], ["95 % interval", "n"], ["p", "n"], ["own dip", "n"], ["control's dip", "n"], ["prompts", "n"],
+  const columns = [["token"], ["tolerance", "n"], ["effect", "n"], ["95\u00a0% interval", "n"], ["p", "n"], ["own dip", "n"], ["control's dip", "n"], ["prompts", "n"],
     ["places", "n"], ...(left ? [["left out", "n"]] : [])];
   const rows = whole.map((r) => [
     swatches([{ name: labelOf(r.candidate), colour: colourOf(r.candidate) }]), DATA.tolerances[r.tolerance], el("strong", {}, percent(r.effect)),
@@ -263,7 +263,7 @@ function drawEffects() {
   $("effect-table").replaceChildren(
     table(columns, rows, "Effects"),
     el("p", { class: "caption" }, "Over all layers and prompts, against ", bdi(labelOf(CONTROL)), ". Dip: m against the mean of the same curve over the cuts p − 12 to p − 3." +
-      (emptied ? " An effect of −100 %: in some prompt m is 0 at every place; such a row has no interval." : ""))
+      (emptied ? " An effect of −100\u00a0%: in some prompt m is 0 at every place; such a row has no interval." : ""))
   );
 }
 

@@ -45,11 +45,12 @@ function number(value) {
 
 function percent(value, digits = 1) {
   if (value === null || value === undefined) return "-";
-  return `${value > 0 ? "+" : value < 0 ? "−" : ""}${Math.abs(100 * value).toFixed(digits)} %`;
+  const text = Math.abs(100 * value).toFixed(digits);
+  return `${Number(text) === 0 ? "" : value > 0 ? "+" : "−"}${text}\u00a0%`;
 }
 
 function share(value) {
-  return value === null || value === undefined ? "-" : `${(100 * value).toFixed(value < 0.0995 ? 1 : 0)} %`;
+  return value === null || value === undefined ? "-" : `${(100 * value).toFixed(value < 0.0995 ? 1 : 0)}\u00a0%`;
 }
 
 function table(columns, rows, label) {

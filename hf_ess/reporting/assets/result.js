@@ -1,6 +1,7 @@
 /* The page of a result: tokens by value, curves along the text, layer by position, the table of layers. */
 
 const MARKS = ["#d55e00", "#0072b2", "#cc79a7", "#e69f00", "#009e73", "#56b4e9", "#767676"];
+const MOST_MARKS = 200; // of one delimiter on top of a chart: more would run together
 const THIN = 1000; // bins of a curve in the chart of all layers
 const state = { prompt: 0, layer: "all", measure: DATA.middle, quantity: "ess", unit: "mean", colours: "zero", whole: false };
 
@@ -221,7 +222,7 @@ function drawAlong() {
     line(s.low, { width: 0 }, "low");
     traces.push({ type: "scatter", mode: "lines", x, y: s.high, fill: "tonexty", fillcolor: variable("--spread"),
       line: { width: 0 }, hoverinfo: "skip" });
-    items.push({ name: `10 % to 90 % of the ${layer.unit}s`, colour: variable("--spread"), dash: "area" });
+    items.push({ name: `10\u00a0% to 90\u00a0% of the ${layer.unit}s`, colour: variable("--spread"), dash: "area" });
   }
   if (s.tss) line(s.tss, { color: faint, width: 1.2, dash: "dot" }, "TSS");
   if (s.bound) line(s.bound, { color: faint, width: 1.2, dash: "dash" }, "bound");
@@ -231,7 +232,7 @@ function drawAlong() {
     items.push({ name: quantityName(layer), colour: strong });
   }
   if (s.tss) items.push({ name: "TSS", colour: faint, dash: "dotted" }, { name: "bound min(TSS, i, L − i)", colour: faint, dash: "dashed" });
-  p.delimiters.forEach(([, places], k) => traces.push({
+  p.delimiters.forEach(([, places], k) => places.length <= MOST_MARKS && traces.push({
     type: "scatter", mode: "markers", x: places, y: places.map(() => 1), yaxis: "y2", cliponaxis: false, hoverinfo: "skip",
     marker: { symbol: "line-ns-open", size: 9, color: legible(MARKS[k % MARKS.length]), line: { width: 1.5 } },
   }));
@@ -245,7 +246,7 @@ function drawAlong() {
     (layer ? `Layer ${layer.label}, ${layer.kind}. ` : "All layers together. ") +
     (whole ? "" : `TSS and bound go on above, up to ${number(limit)}. `) +
     (layer && !p.units ? "Curves of single heads or channels are not in this page, to keep its size reasonable: see ess.parquet. " : "") +
-    (p.delimiters.length ? "Marks on top: delimiters." : "");
+    (p.delimiters.length ? `Marks on top: delimiters${p.delimiters.some(([, places]) => places.length > MOST_MARKS) ? ` that occur at most ${MOST_MARKS} times` : ""}.` : "");
   plot(along, traces, {
     xaxis: { title: { text: "position i: the cut lies before token i" }, range: [0.5, p.tokens - 0.5] },
     yaxis: { range: [0, 1.08 * height], title: { text: quantity() === "ess" ? measure().short : "share" },
