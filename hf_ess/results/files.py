@@ -34,15 +34,16 @@ def refuse_existing(target: Path, overwrite: bool) -> None:
 def write_json(value: Any, path: Path) -> None:
     """Durable, strict JSON: NaN and infinity are refused, so other programs can read it."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
-    _write_durably(path, lambda f: f.write(text.encode("utf-8")))
+    write_durably(path, lambda f: f.write(text.encode("utf-8")))
 
 
 def write_table(table: pa.Table, path: Path) -> None:
     """Durable parquet, zstd."""
-    _write_durably(path, lambda f: pq.write_table(table, f, compression="zstd"))
+    write_durably(path, lambda f: pq.write_table(table, f, compression="zstd"))
 
 
-def _write_durably(path: Path, write: Any) -> None:
+def write_durably(path: Path, write: Any) -> None:
+    """Calls write(file) on a file that takes its name only when it is whole and on the disk."""
     temporary = path.with_name(path.name + ".writing")
     try:
         with open(temporary, "wb") as f:
