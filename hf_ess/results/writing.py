@@ -35,7 +35,7 @@ class PartialResult:
         try:
             existed = self.folder.exists()
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = _locked(self.folder)
+            self._lock = locked(self.folder)
             self._adopt(key, existed)
         except OSError as error:
             raise BadInput(f"cannot write to {target}: {error.strerror or error}") from error
@@ -117,7 +117,7 @@ class PartialResult:
             self._lock.close()
 
 
-def _locked(folder: Path) -> IO[str]:
+def locked(folder: Path) -> IO[str]:
     """An exclusive lock that the system takes back when the process dies."""
     lock = open(folder / "lock", "w", encoding="ascii")  # noqa: SIM115  (held while the run lasts)
     try:
