@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from hf_ess.comparing.comparison import Comparison
+    from hf_ess.studying.outcome import StudyOutcome
 
 KINDS = ("lines", "heatmap", "utilisation")
 
@@ -93,12 +94,12 @@ def draw(
     return heatmap.figure(heat) if ax is None else heatmap.on_axes(ax, heat)
 
 
-def save_all(result: Result | Comparison, folder: str | os.PathLike[str]) -> list[Path]:
-    """Writes the standard pictures of a result or a comparison into a folder.
+def save_all(result: Result | Comparison | StudyOutcome, folder: str | os.PathLike[str]) -> list[Path]:
+    """Writes the standard pictures of a result, a comparison or a study into a folder.
 
     Of a result: lines.png, heatmap.png (middle tolerance) and utilisation.png; further prompts, up to the eighth, get
     lines-1.png and so on.  Of a comparison: curves.png, layers.png, difference.png, and groups.png where heads or
-    groups of channels were ranked.  Every file is whole or not there.
+    groups of channels were ranked.  Of a study: its own.  Every file is whole or not there.
 
     Returns:
         The paths written.
@@ -107,9 +108,10 @@ def save_all(result: Result | Comparison, folder: str | os.PathLike[str]) -> lis
         BadInput: the folder cannot be written.
     """
     if not isinstance(result, Result):
-        from hf_ess.plotting import comparison
+        from hf_ess.comparing.comparison import Comparison
+        from hf_ess.plotting import comparison, study
 
-        return comparison.save_all(result, folder)
+        return comparison.save_all(result, folder) if isinstance(result, Comparison) else study.save_all(result, folder)
     target, written = Path(folder), []
     try:
         target.mkdir(parents=True, exist_ok=True)

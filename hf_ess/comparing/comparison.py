@@ -7,7 +7,8 @@ import math
 import os
 import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hf_ess.comparing.effects import SCHEMA_VERSION, Fill, Substitutions
+from hf_ess.comparing.kept import KeptRuns
 from hf_ess.comparing.modulation import BEFORE, CONFIDENCE, WINDOW
+from hf_ess.comparing.runs import Runs
 from hf_ess.comparing.substituted import Settings
 from hf_ess.errors import BadInput
 from hf_ess.loading import LoadedModel, load
@@ -65,10 +68,16 @@ class Comparison:
         return self.summary
 
     def plot(self, kind: str = "curves", **options: Any) -> Figure:
-        """A matplotlib figure, never shown: "curves" (tokens overlaid) or "layers" (effect per layer)."""
+        """A matplotlib figure, never shown: "curves", "layers", "difference", "groups" (see hf_ess.plotting)."""
         from hf_ess.plotting import comparison
 
         return comparison.draw(self, kind, **options)
+
+    def report(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Writes one self-contained HTML page (see hf_ess.report); needs plotly."""
+        from hf_ess.reporting import report
+
+        return report(self, path, overwrite=overwrite)
 
     def save(self, path: str | os.PathLike[str], overwrite: bool = False, plots: bool = False) -> Path:
         """Writes summary.json and curves.parquet as a directory that is either whole or not there.
@@ -81,15 +90,19 @@ class Comparison:
         partial = partial_path(target)
         try:
             partial.mkdir(parents=True, exist_ok=True)
-            write_table(self.curves, partial / "curves.parquet")
-            if plots:
-                self._draw(partial / "plots")
-            write_json(self.summary, partial / "summary.json")
+            self.write(partial, plots)
             publish(partial, target)
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
             raise BadInput(f"cannot write the comparison to {target}: {error.strerror or error}") from error
         return target
+
+    def write(self, folder: Path, plots: bool = False) -> None:
+        """Writes the files of a comparison into an existing folder."""
+        write_table(self.curves, folder / "curves.parquet")
+        if plots:
+            self._draw(folder / "plots")
+        write_json(self.summary, folder / "summary.json")
 
     def _draw(self, folder: Path) -> None:
         """Draws the standard pictures; what goes wrong there becomes a note, because the measurement is done."""
@@ -183,13 +196,7 @@ def compare(
     if output is not None:
         refuse_existing(Path(output), overwrite)  # before anything slow
     prompts = [text] if isinstance(text, str) else list(text)
-    if not prompts or not all(isinstance(prompt, str) for prompt in prompts):
-        raise BadInput("text must be a string or a list of strings, with at least one prompt")
-    names = [replace] if isinstance(replace, str) else list(dict.fromkeys(replace))
-    if not names:
-        raise BadInput('there is no token to compare: give replace, such as "eos" or "."')
-    if control is None:
-        raise BadInput('there is no control: give a neutral token to compare with, such as control=" and"')
+    plan = Plan(prompts, at, replace, control, second_control, continuation, max_tokens, parse_special, settings)
     loaded = model
     if not isinstance(loaded, LoadedModel):
         loaded = load(
@@ -201,31 +208,102 @@ def compare(
             gguf_file=gguf_file,
             trust_remote_code=trust_remote_code,
         )
-    templates = [
-        template(loaded.tokenizer, prompt + continuation, at, max_tokens=max_tokens, parse_special=parse_special)
-        for prompt in prompts
-    ]
-    fills = _fills(loaded, names, control, second_control)
-    notes = _notes(loaded, templates, fills)
-    check_memory(max(len(t.ids) for t in templates), loaded.model)
-    compared = Substitutions(loaded, templates, fills, settings, progress)
-    compared.runs.run()
-    options = {
-        "at": at,
-        "replace": names,
-        "control": control,
-        "second_control": second_control,
-        **asdict(settings),
-        "continuation": continuation,
-        "parse_special": parse_special,
-        "window": WINDOW,
-        "before": BEFORE,
-        "confidence": CONFIDENCE,
-    }
-    result = Comparison(json.loads(json.dumps(compared.summary(options, notes))), compared.curves())
-    if output is not None:
-        result.save(output, overwrite, plots)
+    prepared = plan.prepared(loaded, progress)
+    with KeptRuns(Path(output), prepared.runs.key(), overwrite) if output is not None else nullcontext() as kept:
+        prepared.runs.run(kept)
+        result = prepared.result(kept.reused if kept else 0)
+        if kept is not None:
+            kept.publish(lambda folder: result.write(folder, plots))
     return result
+
+
+@dataclass
+class Plan:
+    """What is to be compared, checked as far as that goes without the model.
+
+    Attributes:
+        prompts, at, replace, control, second_control, continuation, max_tokens, parse_special: as in compare().
+        settings: what is measured.
+
+    Raises:
+        BadInput: there is no prompt, token or control.
+    """
+
+    prompts: list[str]
+    at: str
+    replace: str | Sequence[str]
+    control: str | None
+    second_control: str | None
+    continuation: str
+    max_tokens: int | None
+    parse_special: bool
+    settings: Settings
+
+    def __post_init__(self) -> None:
+        if not self.prompts or not all(isinstance(prompt, str) for prompt in self.prompts):
+            raise BadInput("text must be a string or a list of strings, with at least one prompt")
+        self.replace = [self.replace] if isinstance(self.replace, str) else list(dict.fromkeys(self.replace))
+        if not self.replace:
+            raise BadInput('there is no token to compare: give replace, such as "eos" or "."')
+        if self.control is None:
+            raise BadInput('there is no control: give a neutral token to compare with, such as control=" and"')
+
+    def prepared(self, loaded: LoadedModel, progress: Progress | None = None) -> Prepared:
+        """Everything tokenised and checked for this model.
+
+        Raises:
+            BadInput: a prompt or a token does not go with the model.
+        """
+        templates = [
+            template(
+                loaded.tokenizer,
+                prompt + self.continuation,
+                self.at,
+                max_tokens=self.max_tokens,
+                parse_special=self.parse_special,
+            )
+            for prompt in self.prompts
+        ]
+        assert self.control is not None
+        fills = _fills(loaded, list(self.replace), self.control, self.second_control)
+        notes = _notes(loaded, templates, fills)
+        check_memory(max(len(t.ids) for t in templates), loaded.model)
+        options = {
+            "at": self.at,
+            "replace": self.replace,
+            "control": self.control,
+            "second_control": self.second_control,
+            **asdict(self.settings),
+            "continuation": self.continuation,
+            "parse_special": self.parse_special,
+            "window": WINDOW,
+            "before": BEFORE,
+            "confidence": CONFIDENCE,
+        }
+        return Prepared(Substitutions(loaded, templates, fills, self.settings, progress), options, notes)
+
+
+@dataclass
+class Prepared:
+    """A comparison that is ready to run: runs.run(), then result()."""
+
+    substitutions: Substitutions
+    options: dict[str, Any]
+    notes: list[str]
+
+    @property
+    def runs(self) -> Runs:
+        """What is to be run."""
+        return self.substitutions.runs
+
+    def result(self, reused: int = 0) -> Comparison:
+        """The comparison, after its runs.
+
+        Args:
+            reused: how many of them an earlier attempt had finished.
+        """
+        summary = self.substitutions.summary(self.options, self.notes) | {"reused_runs": reused}
+        return Comparison(json.loads(json.dumps(summary)), self.substitutions.curves())
 
 
 def measured_as(

@@ -46,8 +46,8 @@ def figure(
     with_tokens = style.position_axis(style.figure(1.0).add_axes((0, 0, 1, 1)), axis, width)
     caption = (
         f'Total ESS of a layer, "{fonts.literal(name)}" at the places minus "{fonts.literal(control)}" there. Orange: '
-        "less memory under the token than under the control; purple: more. Marks on top: the places. H_i has the rows of "
-        "all later tokens, so a token changes the cuts before it too. Hatched: not measured."
+        "less memory under the token than under the control; purple: more. Marks on top: the places. H_i has the rows "
+        "of all later tokens, so a token changes the cuts before it too. Hatched: not measured."
     )
     foot = 0.5 + (style.token_room(axis) if with_tokens else 0) + style.caption_height(caption)
     fig = style.figure(head + len(tolerances) * panel + (len(tolerances) - 1) * gap + foot)

@@ -55,6 +55,13 @@ def missing(summary: dict[str, Any]) -> list[str]:
             worst = max((i["error"] for i in bad if i.get("error") is not None), default=None)
             most = "" if worst is None else f" (error up to {error(worst)})"
             out.append(f"Layer {ranges(i['layer'] for i in bad)} {reason}{most}.")
+    checks = summary["verification"]
+    bad_runs = checks.get("failed", 0) + checks.get("not_finite", 0)
+    if bad_runs and not out:  # a comparison: its layers are verified in every run
+        out.append(
+            f"{count(bad_runs, 'layer run')} failed verification or were not finite: "
+            "their layers are left out of that prompt."
+        )
     for key, what in (("skipped", "ran and could not be measured"), ("not_called", "did not run on this text")):
         groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
         for one in summary.get(key, []):

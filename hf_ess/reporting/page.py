@@ -83,13 +83,15 @@ def page_data(source: Result | Comparison | str | os.PathLike[str]) -> dict[str,
     from hf_ess.reporting.result_data import result_data
     from hf_ess.reporting.saved import load_saved
     from hf_ess.results import Result
+    from hf_ess.studying.outcome import StudyOutcome
 
-    if isinstance(source, str | os.PathLike):
-        source = load_saved(source)
-    if isinstance(source, Comparison):
-        return comparison_data(source)
-    if isinstance(source, Result):
-        return result_data(source)
+    found = load_saved(source) if isinstance(source, str | os.PathLike) else source
+    if isinstance(found, Comparison):
+        return comparison_data(found)
+    if isinstance(found, Result):
+        return result_data(found)
+    if isinstance(found, StudyOutcome):
+        raise BadInput("the outcome of this study is a page already: outcome.md in its directory")
     raise BadInput(f"a report needs a Result, a Comparison or a directory of one, got {type(source).__name__}")
 
 

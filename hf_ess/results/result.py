@@ -138,6 +138,12 @@ class Result:
 
         return plots.draw(self, kind, **options)
 
+    def report(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Writes one self-contained HTML page (see hf_ess.report); needs plotly."""
+        from hf_ess.reporting import report
+
+        return report(self, path, overwrite=overwrite)
+
     def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> Path:
         """Writes the result as a directory that is either whole or not there.
 
