@@ -14,6 +14,7 @@ _HOME = {
     "probe": "hf_ess.probing",
     "study": "hf_ess.studying.running",
     "StudyOutcome": "hf_ess.studying.outcome",
+    "load_outcome": "hf_ess.studying.outcome",
     "verify": "hf_ess.verification",
     "compare": "hf_ess.comparing.comparison",
     "Comparison": "hf_ess.comparing.comparison",
@@ -71,7 +72,7 @@ if TYPE_CHECKING:
     from hf_ess.results import Result, load_result
     from hf_ess.spectra.causal import anticausal_ess, causal_ess
     from hf_ess.spectra.ess import entropy_ess, singular_values, tolerance_ess
-    from hf_ess.studying.outcome import StudyOutcome
+    from hf_ess.studying.outcome import StudyOutcome, load_outcome
     from hf_ess.studying.running import study
     from hf_ess.verification import verify
 

@@ -11,10 +11,12 @@ import numpy as np
 import pyarrow as pa
 
 from hf_ess.capturing import SkippedLayer
+from hf_ess.comparing.kept import KeptRuns
 from hf_ess.comparing.substituted import Key, Measured, Settings, run
 from hf_ess.errors import HfEssError, UnsupportedModel
 from hf_ess.loading import LoadedModel
 from hf_ess.probing import Progress
+from hf_ess.results.provenance import provenance
 
 CURVES_SCHEMA = pa.schema(
     [
@@ -68,15 +70,29 @@ class Runs:
         self.found: list[dict[Hashable, dict[Key, Measured]]] = []
         self.skipped: dict[str, SkippedLayer] = {}
 
-    def run(self) -> Runs:
-        """Runs everything.
+    def key(self) -> dict[str, Any]:
+        """What makes two of these the same, whatever they are made for."""
+        origin = provenance(self.loaded)
+        names = ("model_class", "weights_hash", "config_hash", "model_dtype", "versions")
+        return {
+            **{name: origin[name] for name in names},
+            "ids": [[v.ids for v in variants.values()] for variants in self.prompts],
+            "places": [[list(v.places) for v in variants.values()] for variants in self.prompts],
+            "settings": asdict(self.settings),
+        }
+
+    def run(self, kept: KeptRuns | None = None) -> Runs:
+        """Runs everything that is not finished yet.
+
+        Args:
+            kept: where finished runs are, and are put.
 
         Raises:
             UnsupportedModel: no layer could be measured.
             HfEssError: the machine ran out of memory.
         """
         try:
-            self._run()
+            self._run(kept)
         except MemoryError as error:
             raise HfEssError("the machine ran out of memory; shorten the text with --max-tokens") from error
         if not self.mixers():
@@ -88,11 +104,11 @@ class Runs:
             )
         return self
 
-    def _run(self) -> None:
+    def _run(self, kept: KeptRuns | None) -> None:
         runs, number = sum(len(variants) for variants in self.prompts), 0
         for prompt, variants in enumerate(self.prompts):
             self.found.append({})
-            for label, variant in variants.items():
+            for at, (label, variant) in enumerate(variants.items()):
                 done = 0
 
                 def advance(module: str, number: int = number) -> None:
@@ -101,7 +117,12 @@ class Runs:
                     if self.progress:
                         self.progress(number, runs, done, self.loaded.layers or done, module)
 
-                layers, skipped = run(self.loaded, variant.ids, variant.places, prompt, self.settings, advance)
+                found = kept and kept.get(prompt, at)
+                if not found:
+                    found = run(self.loaded, variant.ids, variant.places, prompt, self.settings, advance)
+                    if kept:
+                        kept.put(prompt, at, *found)
+                layers, skipped = found
                 self.found[prompt][label] = layers
                 for layer in skipped:
                     self.skipped.setdefault(layer.module, layer)

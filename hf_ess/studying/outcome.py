@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from hf_ess.errors import BadInput
 from hf_ess.results.files import partial_path, publish, refuse_existing, write_json, write_table
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from hf_ess.comparing.comparison import Comparison
 
 SCHEMA_VERSION = 1
@@ -47,6 +50,12 @@ class StudyOutcome:
 
         return page(self)
 
+    def plot(self, kind: str = "curves", prompt: int = 0) -> Figure:
+        """A matplotlib figure, never shown: "curves" along a prompt; "layers" or "effects" where the study has them."""
+        from hf_ess.plotting import study
+
+        return study.draw(self, kind, prompt)
+
     def to_json(self) -> dict[str, Any]:
         """The summary as plain JSON values."""
         return self.summary
@@ -62,16 +71,20 @@ class StudyOutcome:
         partial = partial_path(target)
         try:
             partial.mkdir(parents=True, exist_ok=True)
-            write_table(self.curves, partial / "curves.parquet")
-            if plots:
-                self._draw(partial / "plots")
-            (partial / "outcome.md").write_text(self.page(), encoding="utf-8")
-            write_json(self.summary, partial / "summary.json")
+            self.write(partial, plots)
             publish(partial, target)
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
             raise BadInput(f"cannot write the outcome to {target}: {error.strerror or error}") from error
         return target
+
+    def write(self, folder: Path, plots: bool = False) -> None:
+        """Writes the files of an outcome into an existing folder."""
+        write_table(self.curves, folder / "curves.parquet")
+        if plots:
+            self._draw(folder / "plots")
+        (folder / "outcome.md").write_text(self.page(), encoding="utf-8")
+        write_json(self.summary, folder / "summary.json")
 
     def _draw(self, folder: Path) -> None:
         """Draws the study's pictures; what goes wrong there becomes a note, because the measurement is done."""
@@ -86,6 +99,28 @@ class StudyOutcome:
     def __repr__(self) -> str:
         s = self.summary
         return f"<hf_ess.StudyOutcome {s['study']['name']} of {s['provenance']['model']}: {len(self.rows)} rows>"
+
+
+def load_outcome(path: str | os.PathLike[str]) -> StudyOutcome:
+    """Reads a directory that StudyOutcome.save() wrote.
+
+    Raises:
+        BadInput: it is none, is incomplete, or was written by a newer schema.
+    """
+    folder = Path(path)
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        version, kind = summary["schema_version"], summary["study"]["kind"]
+        curves = pq.read_table(folder / "curves.parquet")
+    except (ValueError, KeyError, OSError) as error:
+        raise BadInput(f"{folder} is not the outcome of a study: {error}") from error
+    if version > SCHEMA_VERSION:
+        raise BadInput(f"{folder} has schema version {version}; this hf-ess reads up to {SCHEMA_VERSION}")
+    if kind != "separators":
+        return StudyOutcome(summary, curves)
+    from hf_ess.comparing.comparison import Comparison
+
+    return StudyOutcome(summary, curves, Comparison(summary, curves))
 
 
 def plain(summary: dict[str, Any]) -> dict[str, Any]:

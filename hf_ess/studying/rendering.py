@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
     from hf_ess.studying.outcome import StudyOutcome
 
+#: A page has a row per layer for models with at most so many mixers.
+FEW_LAYERS = 8
+
 Block = tuple[list[str], "Table"]
 
 
@@ -61,7 +64,8 @@ def _text(outcome: StudyOutcome) -> str:
 
     out = io.StringIO()
     console = Console(file=out, markup=False, highlight=False, emoji=False, width=200, color_system=None)
-    for lines, table in blocks(outcome):
+    few = len(outcome.summary["layers"]) <= FEW_LAYERS
+    for lines, table in blocks(outcome, per_layer=few):
         for line in lines:
             console.print(line, soft_wrap=True)
         console.print(table)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_ess.comparing.comparison import compare, measured_as
+from hf_ess.comparing.comparison import Comparison
+from hf_ess.comparing.kept import KeptRuns
+from hf_ess.comparing.preparing import Plan, measured_as
 from hf_ess.comparing.runs import Runs, Variant
 from hf_ess.errors import BadInput
 from hf_ess.loading import LoadedModel, load
@@ -93,14 +96,19 @@ def study(
         )
     tolerances = tolerances or settings.get("tolerances", DEFAULT_TOLERANCES)
     run = _Run(chosen, settings, model, tuple(tolerances), layers, progress)
-    done = _KINDS[chosen.kind](run, _Source(dataset, split, limit))
-    done.summary["study"] = {
-        **{key: getattr(chosen, key) for key in ("name", "kind", "title", "claim")},
-        "preset": preset,
-        "reduction": settings.get("reduction", "sum_channels_layers"),
-    }
-    if output is not None:
-        done.save(output, overwrite, plots)
+    runs, finish = _KINDS[chosen.kind](run, _Source(dataset, split, limit))
+    key = {**runs.key(), "study": chosen.name, "preset": preset}
+    with KeptRuns(Path(output), key, overwrite) if output is not None else nullcontext() as kept:
+        runs.run(kept)
+        done = finish()
+        done.summary["study"] = {
+            **{key: getattr(chosen, key) for key in ("name", "kind", "title", "claim")},
+            "preset": preset,
+            "reduction": settings.get("reduction", "sum_channels_layers"),
+        }
+        done.summary["reused_runs"] = kept.reused if kept else 0
+        if kept is not None:
+            kept.publish(lambda folder: done.write(folder, plots))
     return done
 
 
@@ -133,14 +141,14 @@ class _Run:
         return self.settings[key]
 
     def runs(self, prompts: Sequence[Mapping[Hashable, Variant]]) -> tuple[Runs, list[str]]:
-        """Total ESS along every variant, and warnings."""
+        """What is to be run for total ESS along every variant, and warnings."""
         loaded = self.loaded
         notes = list(loaded.notes)
         longest = max((v.ids for by in prompts for v in by.values()), key=len)
         notes += check(from_ids(loaded.tokenizer, longest), loaded.model)
         check_memory(len(longest), loaded.model)
         settings = measured_as(self.tolerances, False, self.layers, 0, None)
-        return Runs(loaded, prompts, settings, self.progress).run(), notes
+        return Runs(loaded, prompts, settings, self.progress), notes
 
     def summary(self, runs: Runs, notes: list[str], **found: Any) -> dict[str, Any]:
         return plain(
@@ -156,26 +164,29 @@ class _Run:
         )
 
 
-def _separators(run: _Run, source: _Source) -> StudyOutcome:
+def _separators(run: _Run, source: _Source) -> tuple[Runs, Callable[[], StudyOutcome]]:
     """Delimiters put in, one token in the place of another."""
-    prompts = read_dataset(source.dataset or run.path("prompts"), source.split, None, source.limit)
-    done = compare(
-        run.loaded,
-        prompts,
+    plan = Plan(
+        read_dataset(source.dataset or run.path("prompts"), source.split, None, source.limit),
         at=run.setting("at"),
         replace=run.setting("replace"),
         control=run.setting("control"),
         second_control=run.settings.get("second_control"),
-        tolerances=run.tolerances,
-        layers=run.layers,
-        groups=run.settings.get("groups", 0),
         continuation=run.settings.get("continuation", ""),
-        progress=run.progress,
+        max_tokens=None,
+        parse_special=True,
+        settings=measured_as(run.tolerances, False, run.layers, run.settings.get("groups", 0), None),
     )
-    return StudyOutcome(done.summary, done.curves, done)
+    prepared = plan.prepared(run.loaded, run.progress)
+
+    def finish() -> StudyOutcome:
+        done = Comparison(prepared.summary(), prepared.curves())
+        return StudyOutcome(done.summary, done.curves, done)
+
+    return prepared.runs, finish
 
 
-def _classes(run: _Run, source: _Source) -> StudyOutcome:
+def _classes(run: _Run, source: _Source) -> tuple[Runs, Callable[[], StudyOutcome]]:
     """The tokens of whole texts, by class."""
     if source.dataset:
         names, texts = None, read_dataset(source.dataset, source.split, None, source.limit)
@@ -192,20 +203,24 @@ def _classes(run: _Run, source: _Source) -> StudyOutcome:
     short = sum(not any(classes.away_from_the_ends(p, len(t)) for p in by.values()) for t, by in zip(tokens, found))
     if short:
         notes.append(f"{short} of {len(texts)} texts are too short to have a token away from both ends")
-    summary = run.summary(
-        runs,
-        notes,
-        conventions=classes.CONVENTIONS,
-        prompts=[
-            {"name": name, "tokens": len(t), "texts": t.texts, "classes": by}
-            for name, t, by in zip(names or map(str, range(len(texts))), tokens, found)
-        ],
-        effects=classes.effects(runs, found),
-    )
-    return StudyOutcome(summary, runs.curves({"": ""}))
+
+    def finish() -> StudyOutcome:
+        summary = run.summary(
+            runs,
+            notes,
+            conventions=classes.CONVENTIONS,
+            prompts=[
+                {"name": name, "tokens": len(t), "texts": t.texts, "classes": by}
+                for name, t, by in zip(names or map(str, range(len(texts))), tokens, found)
+            ],
+            effects=classes.effects(runs, found),
+        )
+        return StudyOutcome(summary, runs.curves({"": ""}))
+
+    return runs, finish
 
 
-def _shots(run: _Run, source: _Source) -> StudyOutcome:
+def _shots(run: _Run, source: _Source) -> tuple[Runs, Callable[[], StudyOutcome]]:
     """Questions behind examples."""
     where = source.dataset or run.path("questions")
     if source.dataset and not Path(source.dataset).is_file():  # MMLU's splits: the examples are in dev
@@ -221,34 +236,40 @@ def _shots(run: _Run, source: _Source) -> StudyOutcome:
     )
     prompts = [shots.asked(run.loaded.tokenizer, before, question, counts) for question in questions]
     runs, notes = run.runs([p.variants for p in prompts])
-    right = [shots.answers(run.loaded, question, p.variants) for question, p in zip(questions, prompts)]
-    known = [r for r in right if r is not None]
-    if len(known) < len(right):
-        notes.append(f"{len(right) - len(known)} questions have letters that are not one token: not in the accuracy")
-    summary = run.summary(
-        runs,
-        notes,
-        conventions=shots.CONVENTIONS,
-        shots=list(counts),
-        prompts=[
-            {
-                "question": question.text,
-                "tokens": {name: len(v.ids) for name, v in p.variants.items()},
-                "first": {name: v.places[0] for name, v in p.variants.items()},
-                "examples": p.starts,
-                "right": answered,
-            }
-            for question, p, answered in zip(questions, prompts, right)
-        ],
-        accuracy={str(n): sum(r[str(n)] for r in known) / len(known) if known else None for n in counts},
-        chance=sum(1 / len(question.choices) for question in questions) / len(questions),
-        segments=shots.segments(runs, prompts, counts),
-        effects=shots.effects(runs, counts),
-    )
-    return StudyOutcome(summary, runs.curves({str(n): str(n) for n in counts}))
+
+    def finish() -> StudyOutcome:
+        right = [shots.answers(run.loaded, question, p.variants) for question, p in zip(questions, prompts)]
+        known = [r for r in right if r is not None]
+        if len(known) < len(right):
+            notes.append(
+                f"{len(right) - len(known)} questions have letters that are not one token: not in the accuracy"
+            )
+        summary = run.summary(
+            runs,
+            notes,
+            conventions=shots.CONVENTIONS,
+            shots=list(counts),
+            prompts=[
+                {
+                    "question": question.text,
+                    "tokens": {name: len(v.ids) for name, v in p.variants.items()},
+                    "first": {name: v.places[0] for name, v in p.variants.items()},
+                    "examples": p.starts,
+                    "right": answered,
+                }
+                for question, p, answered in zip(questions, prompts, right)
+            ],
+            accuracy={str(n): sum(r[str(n)] for r in known) / len(known) if known else None for n in counts},
+            chance=sum(1 / len(question.choices) for question in questions) / len(questions),
+            segments=shots.segments(runs, prompts, counts),
+            effects=shots.effects(runs, counts),
+        )
+        return StudyOutcome(summary, runs.curves({str(n): str(n) for n in counts}))
+
+    return runs, finish
 
 
-_KINDS: dict[str, Callable[[_Run, _Source], StudyOutcome]] = {
+_KINDS: dict[str, Callable[[_Run, _Source], tuple[Runs, Callable[[], StudyOutcome]]]] = {
     "separators": _separators,
     "classes": _classes,
     "shots": _shots,

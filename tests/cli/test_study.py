@@ -26,6 +26,8 @@ def test_a_study_writes_its_page(tmp_path, capsys, name):
         assert line.rstrip() in page
     assert "verified: largest error" in page
     assert list((target / "plots").glob("*.png"))
+    again = hf_ess.load_outcome(target)
+    assert again.page() == page and again.rows and again.plot("curves", prompt=1)
     summary = json.loads((target / "summary.json").read_text(encoding="utf-8"))
     assert summary["study"]["name"] == name and summary["effects"]
     assert run(["study", name, "demo:llama", "-o", str(target)]) == 2
