@@ -32,11 +32,11 @@ function oklch(l, c, h) {
 
 const mix = (a, b, t) => a + (b - a) * t;
 
-/* 0..1: from the ground of the page to a full colour. */
+/* 0..1: from the ground of the page to a full colour, by way of the hues, so that the upper half has differences too. */
 function sequential(t) {
   return isDark()
-    ? oklch(mix(0.26, 0.84, t), mix(0.03, 0.13, Math.min(1, 1.5 * t)), mix(275, 185, t))
-    : oklch(mix(0.97, 0.48, t), mix(0.012, 0.17, Math.min(1, 1.5 * t)), mix(190, 280, t));
+    ? oklch(mix(0.27, 0.9, t), mix(0.05, 0.14, Math.min(1, 1.5 * t)), mix(290, 110, t))
+    : oklch(mix(0.975, 0.4, t), mix(0.025, 0.16, Math.min(1, 1.5 * t)), mix(105, 285, t));
 }
 
 /* -1..1: less is orange, more is blue, nothing is the ground of the page. */

@@ -43,6 +43,14 @@ function number(value) {
   return Number(value.toPrecision(Math.abs(value) >= 1000 ? 6 : 3)).toLocaleString("en", { maximumFractionDigits: 4 });
 }
 
+/* The same with as many decimals as its size asks for, so that a column of them lines up. */
+function fixed(value) {
+  if (value === null || value === undefined) return "-";
+  const size = Math.abs(value);
+  const digits = size >= 99.95 ? 0 : size >= 9.995 ? 1 : 2;
+  return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+}
+
 function percent(value, digits = 1) {
   if (value === null || value === undefined) return "-";
   const text = Math.abs(100 * value).toFixed(digits);

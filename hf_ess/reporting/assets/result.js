@@ -3,7 +3,7 @@
 const MARKS = ["#d55e00", "#0072b2", "#cc79a7", "#e69f00", "#009e73", "#56b4e9", "#767676"];
 const MOST_MARKS = 200; // of one delimiter on top of a chart: more would run together
 const THIN = 1000; // bins of a curve in the chart of all layers
-const state = { prompt: 0, layer: "all", measure: DATA.middle, quantity: "ess", unit: "mean", colours: "zero", whole: false };
+const state = { prompt: 0, layer: "all", measure: DATA.middle, quantity: "ess", unit: "mean", colours: "spread", whole: false };
 
 const prompt = () => DATA.prompts[state.prompt];
 const measure = () => DATA.measures.find((m) => m.key === state.measure);
@@ -77,9 +77,10 @@ controls.append(
     state.unit = v;
     update();
   }),
-  select("colours", "Colours", [["zero", "from 0"], ["spread", "spread out"]], "zero", (v) => {
+  select("colours", "Colours", [["spread", "5\u00a0% to 95\u00a0% of the values"], ["zero", "0 to the largest"]], "spread", (v) => {
     state.colours = v;
     paintTokens();
+    drawHeat();
   })
 );
 
@@ -180,7 +181,7 @@ function update() {
 function paintTokens() {
   const layer = layerNow();
   const { values } = seriesOf(layer, state.unit);
-  const known = (values || []).filter((v) => v !== null).sort((a, b) => a - b);
+  const known = (values || []).filter((v) => v !== null);
   const name = quantityName(layer);
   if (!known.length) {
     tokens.colour(() => null);
@@ -190,20 +191,26 @@ function paintTokens() {
       : `${measure().short} has no total over the layers: choose one layer.`;
     return;
   }
-  const spread = state.colours === "spread";
-  const low = spread ? known[Math.floor(0.05 * (known.length - 1))] : 0;
-  const high = known[Math.ceil((spread ? 0.95 : 1) * (known.length - 1))];
+  const { low, high, ticks } = rangeOf(known);
   const colours = palette(sequential, 0, 1);
   tokens.colour((k) => {
     const value = k === 0 ? null : values[k - 1];
     if (value === null || value === undefined) return null;
-    const t = high > low ? Math.min(1, Math.max(0, (value - low) / (high - low))) : 0.5;
-    return colours[Math.round(255 * t)];
+    return colours[Math.round(255 * Math.min(1, Math.max(0, (value - low) / (high - low))))];
   });
-  const ticks = [low, (low + high) / 2, high].map(shownValue);
-  if (spread) [ticks[0], ticks[2]] = [`≤ ${ticks[0]}`, `≥ ${ticks[2]}`];
   drawLegend($("legend"), sequential, 0, 1, ticks, name);
   $("text-note").textContent = "Hatched: no value.";
+}
+
+/* What the colours reach from and to, and the marks of their legend. */
+function rangeOf(known) {
+  const sorted = Float64Array.from(known).sort();
+  const last = sorted.length - 1;
+  let [low, high] = [0, last < 0 ? 0 : sorted[last]];
+  const spread = state.colours === "spread" && last > 0 && sorted[Math.floor(0.05 * last)] < sorted[Math.ceil(0.95 * last)];
+  if (spread) [low, high] = [sorted[Math.floor(0.05 * last)], sorted[Math.ceil(0.95 * last)]];
+  const ticks = [low, (low + high) / 2, high].map(shownValue);
+  return { low, high: high > low ? high : low + 1, ticks: spread ? [`≤ ${ticks[0]}`, ticks[1], `≥ ${ticks[2]}`] : ticks };
 }
 
 function drawAlong() {
@@ -281,14 +288,14 @@ function drawDepth() {
 function drawHeat() {
   const p = prompt();
   const z = p.layers.map((layer) => seriesOf(layer).values || Array(p.tokens - 1).fill(null));
-  const top = highest(z) || 1;
+  const { low, high, ticks } = rangeOf(z.flat().filter((v) => v !== null));
   heat.style.height = `${Math.min(720, Math.max(170, 76 + 22 * z.length))}px`;
-  drawLegend($("heat-legend"), sequential, 0, 1, [0, top / 2, top].map(shownValue), `${measure().short}, mean over each layer`);
+  drawLegend($("heat-legend"), sequential, 0, 1, ticks, `${measure().short}, mean over each layer`);
   const families = new Set(p.layers.map((layer) => layer.family));
   $("heat-note").textContent = (z.some((row) => row.includes(null)) ? "Gaps: no value." : "") +
     (families.size > 1 && quantity() === "ess" ? " Layers of different kinds differ in TSS: the share of TSS makes them comparable." : "");
   plot(heat, [{
-    type: "heatmap", z, x0: 1, dx: 1, y: p.layers.map((layer) => layer.label), zmin: 0, zmax: top, showscale: false,
+    type: "heatmap", z, x0: 1, dx: 1, y: p.layers.map((layer) => layer.label), zmin: low, zmax: high, showscale: false,
     colorscale: plotlyScale(sequential, 0, 1), hoverongaps: false, xgap: 0, ygap: z.length > 40 ? 0 : 1,
     hovertemplate: "layer %{y}, position %{x}: %{z:.4~g}<extra></extra>",
   }], {
@@ -319,8 +326,8 @@ function drawTable() {
     });
     const verified = layer.status === "verified";
     return [pick, bdi(layer.kind), `${layer.operators.toLocaleString("en")} ${layer.unit}${layer.operators === 1 ? "" : "s"}`, number(layer.tssMean),
-      ...sizes.flatMap((_, t) => [number(layer.essMean[t]), share(layer.share[t])]),
-      ...(entropy ? [number(layer.entropyMean)] : []), ...(unresolved ? [number(layer.unresolved)] : []), layer.error,
+      ...sizes.flatMap((_, t) => [fixed(layer.essMean[t]), share(layer.share[t])]),
+      ...(entropy ? [fixed(layer.entropyMean)] : []), ...(unresolved ? [number(layer.unresolved)] : []), layer.error,
       el("span", { class: verified ? "yes" : "no" }, verified ? "yes" : layer.status), el("code", {}, bdi(layer.module))];
   });
   $("layers").replaceChildren(table(columns, rows, "Layers"), caption("Means over the heads or channels and over the text."));
