@@ -266,6 +266,29 @@ def test_odd_results_draw_too(opened, made, tmp_path):
         assert it.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+def test_a_comparison_of_one_prompt_without_ranking_draws_too(opened, tmp_path):
+    """No interval, no test, no heads; and a layer that failed under some token has no curves."""
+    found = hf_ess.compare(
+        tiny_model("llama"), PROMPTS[0], tokenizer=tiny_tokenizer(), replace=["eos"], control=" the", tolerances=[1e-1]
+    )
+    table = found.curves.to_pylist()
+    curves = type(found.curves).from_pylist([r for r in table if r["layer"] != 1], schema=found.curves.schema)
+    for row in found.effects:
+        if row["layer"] == 1:
+            row |= dict.fromkeys(("effect", "low", "high", "p_value", "dip", "control_dip"))
+    found.summary["verification"]["failed"] = 1
+    broken = hf_ess.Comparison(found.summary, curves)
+    with opened(broken.report(tmp_path / "page.html"), **PHONE) as it:
+        it.through()
+        assert it.page.evaluate("document.getElementById('ranking').hidden")
+        assert "1 failed" in it.page.inner_text("header") and "1 layer run failed" in it.page.inner_text("#missing")
+        it.page.select_option("#layer", "1")
+        assert set(it.colours()) == {""} and "No values" in it.page.inner_text("#curve-note")
+        it.page.tap("[data-at='3']")
+        assert (it.said, it.asked) == ([], [])
+        assert it.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
 def _contrast(*colours: str) -> float:
     """WCAG 2 contrast of two colours as the browser names them."""
     lights = []
