@@ -147,7 +147,7 @@ def _header(comparison: Comparison, embedded: int) -> dict[str, Any]:
             "reasonable; the effects are over all prompts, and all curves are in curves.parquet."
         )
     return {
-        "eyebrow": "Delimiters compared: effective state-size",
+        "eyebrow": shown(s.get("study", {}).get("title") or "Delimiters compared: effective state-size"),
         "model": shown(str(s["provenance"]["model"])),
         "facts": facts,
         "verification": header.verification(s),
