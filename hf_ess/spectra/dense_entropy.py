@@ -14,13 +14,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hf_ess.spectra.dense_norms import chunks, strictly_lower, svdvals, zero_cuts
+from hf_ess.spectra.dense_norms import chunks, magnitude, power_of_two, strictly_lower, svdvals, zero_cuts
 from hf_ess.spectra.dense_sweep import SMALL, Sweep, prepare
 
 FLOOR = 3e-3  # errors of the fit are relative to sigma + FLOOR |H|
 SINGLE = 0.04  # shifts above SINGLE |H| may be swept in single precision, whose rounding is 6e-8 / SINGLE^2
 BOUND = 3e-3  # cuts with a larger bound of the error are computed by SVD
 EXACT = 1e-12  # the error stated for these
+NOTHING = 1e-19  # rows and columns below NOTHING |H| are left out of these: they move exp(entropy) by less than 1e-12
 
 # log10 of the shifts by their number, found by `python benchmarks/quadrature_nodes.py`; evenly spaced ones have four to
 # six times the error.
@@ -107,9 +108,21 @@ def entropy(T: Tensor, nodes: int, block: int = 1, compiled: bool | None = None)
     asked &= ~(error <= BOUND)
     for i in asked.any(0).nonzero()[:, 0].tolist():
         which = asked[:, i]
-        out[which, i] = from_spectrum(svdvals(T[which, i + 1 :, : i + 1].double()))
+        out[which, i] = from_spectrum(svdvals(_trimmed(T[which, i + 1 :, : i + 1].double())))
         error[which, i] = EXACT
     return out, error
+
+
+def _trimmed(H: Tensor) -> Tensor:
+    """H, (B, r, c), without the rows and columns that are nothing beside the rest of it in every matrix.
+
+    A fast decay leaves a small corner (40 of 512 rows at 0.4 per token), which makes the SVD some 500 times cheaper.
+    What goes has at most NOTHING sqrt(r + c) |H|_F, so no singular value moves by more (Weyl).
+    """
+    square = (H / power_of_two(magnitude(H))[:, None, None]) ** 2
+    least = NOTHING**2 * square.sum((1, 2))[:, None]
+    rows, columns = ((square.sum(d) > least).any(0) for d in (2, 1))
+    return H if rows.all() and columns.all() else H[:, rows][:, :, columns]
 
 
 def from_spectrum(s: Tensor) -> Tensor:

@@ -323,3 +323,19 @@ def test_trained_heads():
         assert torch.equal(counts[:, b], exact_counts(spectra, TOLERANCES)[0])
         true = exact_entropy(spectra)
         assert ((ess[b] - true).abs() <= error[b] * true).all() and ((ess[b] / true - 1).abs() < 1e-3).all()
+
+
+@pytest.mark.parametrize("decay", [0.05, 0.4, 3.0])
+def test_fast_decays_leave_a_small_corner(decay):
+    """Rows and columns that are nothing beside the rest are left out of the SVD: entropy does not notice."""
+    L = 160
+    g = torch.Generator().manual_seed(0)
+    b, c = torch.randn(2, 2, L, 24, dtype=torch.float64, generator=g)
+    i = torch.arange(L)
+    T = (c @ b.mT * torch.exp(-decay * (i[:, None] - i))).tril()
+    ess, error = dense.entropy(T)
+    for cut in (1, 2, 7, 80, 81, 150, L - 1):
+        sigma = torch.linalg.svdvals(T[:, cut:, :cut])
+        p = sigma / sigma.sum(-1, keepdim=True)
+        wanted = torch.exp(-torch.special.xlogy(p, p).sum(-1))
+        assert ((ess[:, cut - 1] / wanted - 1).abs() <= error[:, cut - 1].clamp_min(1e-12)).all()
