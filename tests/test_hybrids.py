@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import hf_ess
-from hf_ess.cli import table
+from hf_ess.tables import result as table
 from tests.adapters.contract import token_ids
 from tests.tiny import tiny_model
 

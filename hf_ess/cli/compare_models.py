@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hf_ess.cli import options, terminal
+from hf_ess.cli import options
 from hf_ess.plotting.labels import count, number, tolerance, visible
+from hf_ess.tables import terminal
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -16,7 +16,7 @@ def command(
 ) -> None:
     """List the families of sequence mixers with exact operators and the model types in which each was verified."""
     from hf_ess.adapters.registry import adapters
-    from hf_ess.cli import terminal
+    from hf_ess.tables import terminal
 
     state = json.loads(resources.files("hf_ess").joinpath("data", "coverage.json").read_text(encoding="utf-8"))
     types: dict[str, list[str]] = state["kinds"]

@@ -75,8 +75,9 @@ def command(
     debug: options.Debug = False,
 ) -> None:
     """Measure the effective state-size of every layer of a model on a text."""
-    from hf_ess.cli import progress, table
+    from hf_ess.cli import progress
     from hf_ess.probing import DEFAULT_TOLERANCES, probe
+    from hf_ess.tables import result as table
 
     if output is not None:
         from hf_ess.results.files import refuse_existing

@@ -100,8 +100,8 @@ def command(
 
 
 def _list() -> None:
-    from hf_ess.cli import terminal
     from hf_ess.studying import catalog
+    from hf_ess.tables import terminal
 
     table = terminal.new_table(["study", "what", "presets"], left=("study", "what", "presets"))
     for name in catalog.names():
@@ -113,9 +113,9 @@ def _list() -> None:
 
 
 def _show(outcome: StudyOutcome, output: Path | None, per_layer: bool, as_json: bool, quiet: bool) -> None:
-    from hf_ess.cli import terminal
     from hf_ess.plotting.labels import visible
-    from hf_ess.studying.rendering import blocks
+    from hf_ess.tables import terminal
+    from hf_ess.tables.study import blocks
 
     if as_json:
         sys.stdout.write(json.dumps(outcome.to_json(), ensure_ascii=False, allow_nan=False) + "\n")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hf_ess.cli import terminal
+from hf_ess.tables import terminal
 
 if TYPE_CHECKING:
     from rich.table import Table

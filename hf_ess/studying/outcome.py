@@ -46,7 +46,7 @@ class StudyOutcome:
 
     def page(self) -> str:
         """The outcome as a page of Markdown: the claim, the command, the tables, the origin."""
-        from hf_ess.studying.rendering import page
+        from hf_ess.tables.study import page
 
         return page(self)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any
 
-from hf_ess.cli import terminal
-from hf_ess.cli.compare import effect_table, heading, layer_name, numbers, percent
 from hf_ess.plotting.labels import count, tolerance, visible
+from hf_ess.tables import terminal
+from hf_ess.tables.comparison import effect_table, heading, layer_name, numbers, percent
 
 if TYPE_CHECKING:
     from rich.table import Table

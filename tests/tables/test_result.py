@@ -5,7 +5,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from hf_ess.cli import table
+from hf_ess.tables import result as table
 from tests.synthetic import Layer, prompt, result
 
 MAMBA = Layer("mamba", 16, 6)

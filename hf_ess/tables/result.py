@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from hf_ess.cli import terminal
 from hf_ess.plotting.labels import count, number, plain, ranges, tolerance, visible
+from hf_ess.tables import terminal
 
 if TYPE_CHECKING:
     from rich.table import Table

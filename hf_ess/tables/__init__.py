@@ -1,0 +1,1 @@
+"""Tables of what was found, for a terminal or a page of text."""
