@@ -1,4 +1,4 @@
-"""A result while it grows: DIR.partial, durable layer by layer, renamed to DIR when it is whole."""
+"""A directory while it grows: DIR.partial, durable piece by piece, renamed to DIR when it is whole."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,94 +18,113 @@ from hf_ess.errors import BadInput, HfEssError
 from hf_ess.results import Result, files
 
 
-class PartialResult:
-    """The directory in which a run leaves each finished layer, so that a run that dies goes on where it stopped.
+class PartialDirectory:
+    """DIR.partial, in which a run leaves each finished piece, so that a run that dies goes on where it stopped.
+
+    A subclass names its pieces, writes them with `keep`, and reads them back.  One writer at a time; removed again
+    where the run fails before any piece is finished.
 
     Args:
-        target: DIR, the result directory to be.
+        target: DIR, the directory to be.
         key: what this run and the one before must have in common: model, tokens, options, versions.
-        overwrite: replace DIR when the new result is whole.
+        overwrite: replace DIR when the new one is whole.
 
     Raises:
-        BadInput: DIR exists, DIR.partial belongs to another run, or cannot be written.
+        BadInput: DIR exists, DIR.partial belongs to another run or is in use, or cannot be written.
     """
+
+    #: Glob patterns of the files that go when the directory is whole; there is something to go on from if any exists.
+    pieces: ClassVar[tuple[str, ...]] = ()
+    #: What a piece is called in a message.
+    noun: ClassVar[str] = "pieces"
 
     def __init__(self, target: Path, key: dict[str, Any], overwrite: bool = False) -> None:
         files.refuse_existing(target, overwrite)
         self.target, self.overwrite = target, overwrite
         self.folder = files.partial_path(target)
         try:
-            existed = self.folder.exists()
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = locked(self.folder)
-            self._adopt(key, existed)
+            self._adopt(json.loads(json.dumps(key)))
         except OSError as error:
             raise BadInput(f"cannot write to {target}: {error.strerror or error}") from error
 
-    def _adopt(self, key: dict[str, Any], existed: bool) -> None:
+    def _adopt(self, key: dict[str, Any]) -> None:
+        """Goes on from what is there if it has the same key; else it is refused, or removed with overwrite."""
         path = self.folder / "key.json"
-        if path.exists():
-            try:
-                same = json.loads(path.read_text(encoding="utf-8")) == json.loads(json.dumps(key))
-            except ValueError:
-                same = False
-            if not same and list(self.folder.glob("layer-*.parquet")):
-                if not self.overwrite:
-                    self.close()
-                    raise BadInput(
-                        f"{self.folder} holds an unfinished run of another model, text or options; "
-                        "delete it, pass --overwrite, or choose another output directory"
-                    )
-                for old in self.folder.glob("layer-*"):
-                    old.unlink()
+        try:
+            same = json.loads(path.read_text(encoding="utf-8")) == key
+        except (OSError, ValueError):
+            same = False
+        if not same:
+            self._clear(ours=path.exists() or (self.folder / "summary.json").exists())
         files.write_json(key, path)
 
-    def get(self, prompt: int, module: str, call: int) -> tuple[dict[str, Any], pa.Table] | None:
-        """A layer that an earlier run finished, or None."""
-        path = self._path(prompt, module, call)
-        try:
-            table = pq.read_table(path)
-            info = json.loads(table.schema.metadata[b"hf_ess"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        return info, table.replace_schema_metadata(None)
+    def _clear(self, ours: bool) -> None:
+        """Makes room for another run, where nothing is lost that somebody may want."""
+        others = [p for p in self.folder.iterdir() if p.name != "lock" and not p.name.startswith("key.json")]
+        if others and not (ours and (self.overwrite or not self.finished())):
+            self.close()
+            raise BadInput(
+                f"{self.folder} holds an unfinished run of another model, text or options; "
+                "delete it, pass --overwrite, or choose another output directory"
+                if ours
+                else f"{self.folder}, where the result is put together, holds files that are not of hf-ess; "
+                "choose another output directory"
+            )
+        for old in others:
+            shutil.rmtree(old) if old.is_dir() else old.unlink()
 
-    def put(self, prompt: int, module: str, call: int, info: dict[str, Any], table: pa.Table) -> None:
-        """Makes one finished layer durable: its summary travels in the parquet file's metadata."""
-        tagged = table.replace_schema_metadata({"hf_ess": json.dumps(info, allow_nan=False)})
+    def finished(self) -> list[Path]:
+        """The finished pieces."""
+        return [path for pattern in self.pieces for path in self.folder.glob(pattern)]
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Turns what a full or broken disk says into a sentence.
+
+        Raises:
+            HfEssError: in the place of an OSError.
+        """
         try:
-            files.write_table(tagged, self._path(prompt, module, call))
+            yield
         except OSError as error:
-            raise HfEssError(
-                f"cannot write to {self.folder}: {error.strerror or error}; the layers finished so far are kept there, "
-                "and the same command goes on from them"
-            ) from error
+            kept = (
+                f"the {self.noun} finished so far are kept there, and the same command goes on from them"
+                if self.finished()
+                else f"none of the {self.noun} was finished"
+            )
+            raise HfEssError(f"cannot write to {self.folder}: {error.strerror or error}; {kept}") from error
 
-    def _path(self, prompt: int, module: str, call: int) -> Path:
-        return self.folder / f"layer-{prompt:05d}-{module}-{call}.parquet"
+    def keep(self, name: str, write: Callable[[IO[bytes]], Any]) -> None:
+        """Makes a piece durable: write(file) fills a file that takes its name when it is whole and on the disk."""
+        with self.writing():
+            files.write_durably(self.folder / name, write)
 
-    def publish(self, result: Result) -> None:
-        """Writes the whole result and renames it into place."""
+    def publish_by(self, write: Callable[[Path], None]) -> None:
+        """Lets write(folder) fill the directory, takes the pieces away, and renames it into place.
+
+        Raises:
+            HfEssError: it cannot be written; the pieces are still there.
+        """
+        with self.writing():
+            write(self.folder)
         try:
-            files.write_table(result.ess, self.folder / "ess.parquet")
-            files.write_table(result.tokens, self.folder / "tokens.parquet")
-            files.write_json(result.summary, self.folder / "summary.json")
-            for old in self.folder.glob("layer-*.parquet"):
+            for old in [*self.finished(), self.folder / "key.json"]:
                 old.unlink()
-            (self.folder / "key.json").unlink()
             self.close()
             files.refuse_existing(self.target, self.overwrite)
             files.publish(self.folder, self.target)
         except OSError as error:
-            raise HfEssError(f"cannot write the result to {self.target}: {error.strerror or error}") from error
+            raise HfEssError(f"cannot write to {self.target}: {error.strerror or error}") from error
 
     def abandon(self) -> None:
         """Removes DIR.partial where nothing in it is finished; keeps what is."""
-        if self.folder.exists() and not list(self.folder.glob("layer-*.parquet")):
+        if self.folder.exists() and not self.finished():
             shutil.rmtree(self.folder, ignore_errors=True)
         self.close()
 
-    def __enter__(self) -> PartialResult:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -115,6 +136,41 @@ class PartialResult:
         if not self._lock.closed:
             (self.folder / "lock").unlink(missing_ok=True)
             self._lock.close()
+
+
+class PartialResult(PartialDirectory):
+    """DIR.partial of a probe: a parquet file per finished layer, whose summary travels in the file's metadata."""
+
+    pieces = ("layer-*.parquet",)
+    noun = "layers"
+
+    def get(self, prompt: int, module: str, call: int) -> tuple[dict[str, Any], pa.Table] | None:
+        """A layer that an earlier run finished, or None."""
+        try:
+            table = pq.read_table(self.folder / self._name(prompt, module, call))
+            info = json.loads(table.schema.metadata[b"hf_ess"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return info, table.replace_schema_metadata(None)
+
+    def put(self, prompt: int, module: str, call: int, info: dict[str, Any], table: pa.Table) -> None:
+        """Makes one finished layer durable."""
+        tagged = table.replace_schema_metadata({"hf_ess": json.dumps(info, allow_nan=False)})
+        self.keep(self._name(prompt, module, call), lambda f: pq.write_table(tagged, f, compression="zstd"))
+
+    @staticmethod
+    def _name(prompt: int, module: str, call: int) -> str:
+        return f"layer-{prompt:05d}-{module}-{call}.parquet"
+
+    def publish(self, result: Result) -> None:
+        """Writes the whole result and renames it into place."""
+
+        def write(folder: Path) -> None:
+            files.write_table(result.ess, folder / "ess.parquet")
+            files.write_table(result.tokens, folder / "tokens.parquet")
+            files.write_json(result.summary, folder / "summary.json")
+
+        self.publish_by(write)
 
 
 def locked(folder: Path) -> IO[str]:

@@ -132,6 +132,30 @@ def test_unfinished_run_of_something_else_is_refused(tmp_path):
         assert second.get(0, "m", 0) is None
 
 
+def test_files_of_others_are_never_removed(tmp_path):
+    (tmp_path / "out.partial").mkdir()
+    precious = tmp_path / "out.partial" / "thesis.tex"
+    precious.write_text("years of work")
+    for overwrite in (False, True):
+        with pytest.raises(BadInput, match="not of hf-ess"):
+            PartialResult(tmp_path / "out", {}, overwrite)
+    assert precious.read_text() == "years of work"
+
+
+def test_a_run_that_died_while_it_was_renamed_is_done_again(tmp_path):
+    out = tmp_path / "out"
+    with PartialResult(out, {"a": 1}) as first:
+        first.put(0, "m", 0, {}, some_rows())
+    first.close()
+    (first.folder / "summary.json").write_text("{}")
+    for name in ("key.json", "layer-00000-m-0.parquet"):
+        (first.folder / name).unlink()
+    with PartialResult(out, {"a": 1}) as second:
+        assert [p.name for p in second.folder.iterdir() if p.name != "lock"] == ["key.json"]
+        second.publish(some_result())
+    assert load_result(out).ess.equals(some_rows())
+
+
 def test_nothing_is_left_where_nothing_was_finished(tmp_path):
     out = tmp_path / "out"
     with pytest.raises(RuntimeError):
@@ -160,12 +184,12 @@ def test_two_writers_do_not_mix(tmp_path):
 def test_full_disk_says_what_was_kept(tmp_path, monkeypatch):
     from hf_ess.results import files
 
-    def full(table, path):
+    def full(path, write):
         raise OSError(28, "No space left on device")
 
     with PartialResult(tmp_path / "out", {}) as partial:
         partial.put(0, "a", 0, {}, some_rows())
-        monkeypatch.setattr(files, "write_table", full)
+        monkeypatch.setattr(files, "write_durably", full)
         with pytest.raises(HfEssError, match=r"No space left on device.*goes on from them"):
             partial.put(0, "b", 0, {}, some_rows())
         assert partial.get(0, "a", 0) is not None
