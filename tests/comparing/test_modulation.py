@@ -86,7 +86,7 @@ def test_the_interval_covers_and_a_mean_of_ratios_would_not(noise):
 
 def test_a_planted_dip_is_found():
     rng = np.random.default_rng(2)
-    found = [effect(_experiment(rng, 0.1, -0.2)) for _ in range(500)]
+    found = [effect(_experiment(rng, 0.1, -0.2)) for _ in range(2000)]
     assert np.mean([f.high < 0 for f in found]) >= 0.9
     assert np.mean([f.p_value < 0.05 for f in found]) >= 0.9
     assert np.mean([f.effect for f in found]) == pytest.approx(-0.2, abs=0.01)
