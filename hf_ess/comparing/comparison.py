@@ -206,5 +206,5 @@ def compare(
         prepared.runs.run(kept)
         result = Comparison(prepared.summary(kept.reused if kept else 0), prepared.curves())
         if kept is not None:
-            kept.publish(lambda folder: result.write(folder, plots))
+            kept.publish_by(lambda folder: result.write(folder, plots))
     return result

@@ -108,7 +108,7 @@ def study(
         }
         done.summary["reused_runs"] = kept.reused if kept else 0
         if kept is not None:
-            kept.publish(lambda folder: done.write(folder, plots))
+            kept.publish_by(lambda folder: done.write(folder, plots))
     return done
 
 
