@@ -55,7 +55,11 @@ def _file(path: Path, full: bool) -> tuple[str, bool]:
 
 
 def hash_model(model: PreTrainedModel) -> str:
-    """Fingerprint of a model in memory: names, shapes, types and up to 4096 entries of each tensor."""
+    """Fingerprint of a model in memory: names, shapes, types and up to 4096 entries of each tensor.
+
+    Weights that accelerate keeps on disk or on another device until they are needed are fetched one at a time, so
+    that a model has the same fingerprint wherever its weights are.
+    """
     import torch
 
     digest: Any = hashlib.sha256()
@@ -63,11 +67,23 @@ def hash_model(model: PreTrainedModel) -> str:
     for name, tensor in model.state_dict().items():
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         if tensor.is_meta:
-            whole = False
-            continue
+            tensor = _fetched(model, name)
+            if tensor is None:
+                whole = False
+                continue
         flat = tensor.detach().reshape(-1)
         step = max(1, flat.numel() // 4096)
         whole = whole and step == 1
         sample = flat[::step].contiguous().cpu()
         digest.update(sample.view(torch.uint8).numpy().tobytes() if sample.numel() else b"")
     return f"{'sha256' if whole else 'sha256-sampled'}:{digest.hexdigest()}"
+
+
+def _fetched(model: PreTrainedModel, name: str) -> Any:
+    """The weight that stands behind a parameter on `meta`, or None where nobody keeps it."""
+    from transformers.integrations.accelerate import load_offloaded_parameter
+
+    try:
+        return load_offloaded_parameter(model, name)
+    except (AttributeError, KeyError, TypeError, ValueError):  # no hook of accelerate, or one without weights
+        return None

@@ -12,7 +12,6 @@ Order: config.json is judged, the tokenizer is loaded, and only then are weights
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from hf_ess.errors import BadInput, UnsupportedModel
 from hf_ess.loading import checkpoints, configs, hashing, weights
 from hf_ess.loading.configs import first_line
+from hf_ess.loading.devices import check_device, parse_device_map
 from hf_ess.loading.quieting import quiet
 from hf_ess.loading.sources import Source, find_source
 
@@ -111,6 +111,7 @@ def load(
     tokenizer: str | Path | PreTrainedTokenizerBase | None = None,
     dtype: Any = "auto",
     device_map: Any = None,
+    offload_folder: str | Path | None = None,
     revision: str | None = None,
     gguf_file: str | None = None,
     trust_remote_code: bool = False,
@@ -123,7 +124,9 @@ def load(
         model: a folder, a Hub id, a .gguf file, "demo:NAME", or a model in memory (taken at its word).
         tokenizer: a folder, Hub id, tokenizer.json or tokenizer in place of the model's own.
         dtype: "auto" (as the checkpoint says), or a floating-point torch.dtype or its name.
-        device_map: as in transformers ("auto", "cuda:0", a dict or its JSON); None: the CPU.
+        device_map: as in transformers ("auto", "cuda:0", a dict), a dict as JSON, or a JSON file; None: the CPU.
+        offload_folder: for weights that the device map puts on disk and that cannot stay in the checkpoint's own
+            safetensors files; default a folder that is removed again.
         revision: a branch, tag or commit on the Hub.
         gguf_file: the GGUF file in the folder or repository.
         trust_remote_code: run code that is part of the checkpoint; never asked for on the terminal.
@@ -148,7 +151,7 @@ def load(
         else:
             checkpoints.check_gguf(source.folder / source.gguf)
         config = configs.build_config(source.location, source.name, trust_remote_code=trust_remote_code, **source.where)
-    request = weights.Request(source, config, raw, dtype, device_map, trust_remote_code)
+    request = weights.Request(source, config, raw, dtype, device_map, offload_folder, trust_remote_code)
     loaded = LoadedModel(
         name=source.name,
         source=str(source.folder / (source.gguf or "")),
@@ -179,6 +182,8 @@ def _from_memory(model: Any, tokenizer: Any) -> LoadedModel:
     if kind == "OptimizedModule":
         raise BadInput("a compiled model hides its layers: give the model as it was before torch.compile")
     config: Any = model.config
+    if "mps" in {parameter.device.type for parameter in model.parameters()}:
+        check_device("mps")
     if getattr(config, "is_encoder_decoder", False) and not kind.endswith("ForCausalLM"):
         raise UnsupportedModel(configs.encoder_decoder(kind, config.to_dict()))
     return LoadedModel(
@@ -272,30 +277,3 @@ def parse_dtype(dtype: Any) -> Any:
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise BadInput(f"{dtype!r} is not a dtype to load in: choose auto, float32, bfloat16, float16 or float64")
     return dtype
-
-
-def parse_device_map(device_map: Any) -> Any:
-    """Check a device map, given as in transformers or as JSON.
-
-    Raises:
-        BadInput: broken JSON, or a device that this machine does not have.
-    """
-    import torch
-
-    if isinstance(device_map, str) and device_map.lstrip().startswith("{"):
-        try:
-            device_map = json.loads(device_map)
-        except json.JSONDecodeError as error:
-            raise BadInput(f"the device map is not valid JSON: {error.msg} at column {error.colno}") from error
-    for device in device_map.values() if isinstance(device_map, dict) else [device_map]:
-        if device in (None, "auto", "balanced", "balanced_low_0", "sequential", "disk"):
-            continue
-        try:
-            kind = torch.device(device).type
-        except (RuntimeError, TypeError) as error:
-            raise BadInput(f"{device!r} is not a device: give auto, cpu, cuda, cuda:0 ...") from error
-        if kind == "cuda" and not torch.cuda.is_available():
-            raise BadInput(f"{device} was asked for, but torch finds no CUDA device on this machine")
-        if kind == "meta":
-            raise BadInput("the device 'meta' holds no weights, so nothing can be measured on it")
-    return device_map

@@ -23,6 +23,7 @@ from hf_ess.loading.checkpoints import listing
 from hf_ess.loading.configs import auto_class, first_line
 from hf_ess.loading.hub import fetch_weights
 from hf_ess.loading.sources import Source
+from hf_ess.loading.spreading import spread
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -41,6 +42,7 @@ class Request:
         raw: config.json as it stands in the file; empty for GGUF.
         dtype: "auto" or a torch.dtype.
         device_map: as in transformers.
+        offload_folder: for weights on disk that are not in safetensors files; None: a temporary folder.
         trust_remote_code: run code that is part of the checkpoint.
     """
 
@@ -49,6 +51,7 @@ class Request:
     raw: dict[str, Any]
     dtype: Any = "auto"
     device_map: Any = None
+    offload_folder: str | Path | None = None
     trust_remote_code: bool = False
 
     @property
@@ -98,8 +101,8 @@ def _from_pretrained(request: Request, files: list[Path], format: dict[str, Any]
         where = {**where, "gguf_file": source.gguf}
     offload = None
     if request.device_map is not None:
-        offload = tempfile.TemporaryDirectory(prefix="hf-ess-offload-")
-        where = {**where, "device_map": request.device_map, "offload_folder": offload.name}
+        offload = _offload_folder(request)
+        where = {**where, "device_map": _spread(request), "offload_folder": getattr(offload, "name", offload)}
     report = _Report()
     # The GGUF reader draws a progress bar that none of the usual switches turns off.
     hush = redirect_stderr(io.StringIO()) if source.gguf is not None else nullcontext()
@@ -120,6 +123,27 @@ def _from_pretrained(request: Request, files: list[Path], format: dict[str, Any]
         raise BadInput(_reason(error, request, files, report.unmerged)) from error
     model._hf_ess_offload = offload  # weights that were put on disk live as long as the model
     return model, info
+
+
+def _offload_folder(request: Request) -> Any:
+    if request.offload_folder is None:
+        return tempfile.TemporaryDirectory(prefix="hf-ess-offload-")
+    try:
+        Path(request.offload_folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"cannot keep weights in {request.offload_folder}: {error.strerror}") from error
+    return str(request.offload_folder)
+
+
+def _spread(request: Request) -> Any:
+    """The device map, entry by entry, for which the structure of the model is built without weights."""
+    if not isinstance(request.device_map, dict) or set(request.device_map) == {""}:
+        return request.device_map
+    from accelerate import init_empty_weights
+
+    named = {"trust_remote_code": True} if request.trust_remote_code else {}
+    with init_empty_weights():
+        return spread(request.device_map, auto_class(request.config).from_config(request.config, **named))
 
 
 class _Report(logging.Handler):
