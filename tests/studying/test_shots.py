@@ -107,3 +107,16 @@ def test_segments_are_means_over_their_cuts(llama, done):
         found.append((values[start:first].mean(), values[first:].mean()))
     assert row["examples"][0] == pytest.approx(np.mean(found, axis=0)[0])
     assert row["question"] == pytest.approx(np.mean(found, axis=0)[1])
+
+
+def test_rows_of_a_data_set_with_mmlus_splits(tmp_path, llama):
+    """`cais/mmlu:elementary_mathematics` has its examples in dev and its questions in test."""
+    import datasets
+
+    rows = [{k: row[k] for k in ("question", "choices", "answer")} for row in ROWS]
+    parts = {"dev": datasets.Dataset.from_list(rows[:5]), "test": datasets.Dataset.from_list(rows[5:9])}
+    datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "mmlu"))
+    done = hf_ess.study("shots", llama, preset="41", tolerances=[1e-1], limit=2, dataset=str(tmp_path / "mmlu"))
+    assert [p["question"] for p in done.summary["prompts"]] == [q.text for q in QUESTIONS[5:7]]
+    assert len(done.summary["prompts"][0]["examples"]["5"]) == 5
+    assert done.summary["study"]["preset"] == "41"
