@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_ess import bytesizes
 from hf_ess.errors import BadInput, HfEssError
 from hf_ess.loading import LoadedModel, load
+from hf_ess.loading.devices import spectra_device as check_spectra_device
 from hf_ess.probe_run import ProbeRun, Progress
 from hf_ess.results import Result
 from hf_ess.results.recording import Options
+from hf_ess.results.shards import DTYPES
 from hf_ess.results.writing import PartialResult
+from hf_ess.spectra import svd_cost
 from hf_ess.text import delimiters as delims
-from hf_ess.text.limits import check, check_memory
+from hf_ess.text.limits import attention_heads, check, check_memory
+from hf_ess.text.positions import DELIMITERS
+from hf_ess.text.positions import cuts as cuts_of
+from hf_ess.text.positions import parsed as parsed_positions
 from hf_ess.text.tokens import from_ids, tokenize
 
 if TYPE_CHECKING:
@@ -36,12 +43,17 @@ def probe(
     gate: float | None = None,
     delimiters: Sequence[str] = delims.DEFAULT,
     keep: str = "auto",
+    positions: str | Sequence[int] | None = None,
+    spectra_dtype: str = "bfloat16",
     layers: Iterable[int] | None = None,
     max_tokens: int | None = None,
     parse_special: bool = True,
     tokenizer: Any = None,
     dtype: str = "auto",
     device_map: Any = None,
+    offload_folder: str | Path | None = None,
+    spectra_device: str | None = None,
+    memory: int | str | None = None,
     revision: str | None = None,
     gguf_file: str | None = None,
     trust_remote_code: bool = False,
@@ -49,6 +61,7 @@ def probe(
     overwrite: bool = False,
     plots: bool = False,
     progress: Progress | None = None,
+    announce: Callable[[str], object] | None = None,
 ) -> Result:
     """Measures the effective state-size of every sequence mixer of a causal language model on a text.
 
@@ -61,17 +74,28 @@ def probe(
         norms: compute sigma_1 and the stable rank of every H_i (slow for attention).
         gate: entropy-ESS is null where sigma_1(H_i) is below it; default the smallest tolerance; 0 for none.
         delimiters: marked in the result: "eos", the text of a special token, "id:N", or characters such as ".".
-        keep: "auto" keeps heads and channels of layers with at most 1,024 of them, "units" of all layers,
-            "reductions" of none.
+        keep: "auto" keeps heads and channels of layers with at most 1,024 of them, "units" (or "heads", "channels") of
+            all layers, "reductions" of none; "spectra" is "auto" and stores singular values in output/spectra, from
+            which `hf_ess.retol` counts at other tolerances.
+        positions: the cuts i at which singular values are stored: "delimiters" (p .. p+2 for each delimiter p; the
+            default), "all", "every:N", or a list of numbers or such as "5,10-20".
+        spectra_dtype: as what they are stored: "bfloat16" (rounded to nearest, off by a relative 2^-8 at most) or
+            "float32".
         layers: numbers of the layers to measure; default all.
         max_tokens: measure the first max_tokens tokens of each text.
         parse_special: special tokens typed in the text become those tokens.
         tokenizer: id, path or object; default the model's own.
-        dtype, device_map, revision, gguf_file, trust_remote_code: as in transformers' from_pretrained.
+        dtype, revision, gguf_file, trust_remote_code: as in transformers' from_pretrained.
+        device_map: likewise; also JSON, or the path of a JSON file.  Inner entries win over outer ones.
+        offload_folder: for weights that the map puts on disk and that have to be written anew; default temporary.
+        spectra_device: where operators are measured, "cpu", "cuda:1" ...; default where their layer is.
+        memory: bytes, or such as "2GiB", that the work on a block of heads or channels may take beside the model; what
+            one of them needs is taken in any case.  Default some 1 GiB, and a quarter of what is free.
         output: directory for the result; it is written layer by layer and resumed if the run dies.
         overwrite: replace an existing result there.
         plots: draw the standard pictures into output/plots.
         progress: called after every layer.
+        announce: called with a sentence before anything that may take long.
 
     Returns:
         The result; layers that failed their verification or are not finite are in it with null values.
@@ -79,7 +103,10 @@ def probe(
     Raises:
         BadInput, UnsupportedModel: the model, text or an option cannot be used, or no layer can be measured.
     """
-    options = _options(tolerances, relative, entropy, norms, gate, keep, layers)
+    options = _options(tolerances, relative, entropy, norms, gate, keep, positions, spectra_dtype, layers)
+    if options.positions is not None and output is None:
+        raise BadInput('keep "spectra" writes singular values into a directory: name it with output (-o DIR)')
+    room, device = _room(memory), check_spectra_device(spectra_device)
     texts, ids = _items(text)
     if isinstance(model, LoadedModel):
         loaded = model
@@ -89,6 +116,7 @@ def probe(
             tokenizer=tokenizer,
             dtype=dtype,
             device_map=device_map,
+            offload_folder=offload_folder,
             revision=revision,
             gguf_file=gguf_file,
             trust_remote_code=trust_remote_code,
@@ -103,7 +131,15 @@ def probe(
     warnings = [note for p in prompts for note in (*p.notes, *check(p, loaded.model))]
     notes = list(dict.fromkeys([*loaded.notes, *warnings]))
     check_memory(max(len(p) for p in prompts), loaded.model)
-    run = ProbeRun(loaded, prompts, options, progress)
+    found = [delims.find(p, loaded.tokenizer, loaded.model, list(delimiters)) for p in prompts]
+    cuts: list[list[int]] = [[] for _ in prompts]
+    if options.positions is not None:
+        lengths = [len(p) for p in prompts]
+        cuts = cuts_of(options.positions, lengths, found)
+        notes += [f"prompt {n} has no position to store spectra at" for n, at in enumerate(cuts) if not at]
+        if announce is not None:
+            _announce(announce, loaded.model, lengths, cuts)
+    run = ProbeRun(loaded, prompts, options, progress, found, cuts, room, device)
     partial = None
     if output is not None:
         partial = PartialResult(Path(output), run.key(), overwrite)
@@ -114,6 +150,7 @@ def probe(
                 if plots:
                     _draw(result, partial.folder / "plots")
                 partial.publish(result)
+                result.path = partial.target
     except MemoryError as error:
         raise HfEssError("the machine ran out of memory; shorten the text with --max-tokens") from error
     return result
@@ -126,6 +163,8 @@ def _options(
     norms: bool,
     gate: float | None,
     keep: str,
+    positions: str | Sequence[int] | None,
+    spectra_dtype: str,
     layers: Iterable[int] | None,
 ) -> Options:
     tolerances = tuple(dict.fromkeys(float(t) for t in tolerances))
@@ -135,10 +174,40 @@ def _options(
     gate = min(tolerances) if gate is None else float(gate)
     if not (math.isfinite(gate) and gate >= 0):
         raise BadInput(f"the entropy gate must be finite and at least 0, got {gate}")
-    if keep not in ("auto", "units", "reductions"):
-        raise BadInput(f'keep must be "auto", "units" or "reductions", got {keep!r}')
+    keep = "units" if keep in ("heads", "channels") else keep
+    if keep not in ("auto", "units", "reductions", "spectra"):
+        raise BadInput(f'keep must be "auto", "units" (heads, channels), "reductions" or "spectra", got {keep!r}')
+    if keep != "spectra" and positions is not None:
+        raise BadInput(f'positions say where spectra are kept, which keep "{keep}" does not: ask for keep "spectra"')
+    if spectra_dtype not in DTYPES:
+        raise BadInput(f"spectra are stored as {' or '.join(DTYPES)}, got {spectra_dtype!r}")
     chosen = None if layers is None else tuple(sorted(set(layers)))
-    return Options(tolerances, relative, entropy, norms, gate, keep, chosen)
+    if keep != "spectra":
+        return Options(tolerances, relative, entropy, norms, gate, keep, chosen)
+    where = parsed_positions(DELIMITERS if positions is None else positions)
+    return Options(tolerances, relative, entropy, norms, gate, keep, chosen, where, spectra_dtype)
+
+
+def _room(memory: int | str | None) -> int | None:
+    """Bytes for a block of operators; None: what the engines take by themselves, where there is plenty."""
+    if memory is not None:
+        return bytesizes.parsed(memory)
+    import psutil
+
+    quarter = psutil.virtual_memory().available // 4
+    return None if quarter > 2**30 else quarter
+
+
+def _announce(announce: Callable[[str], object], model: Any, lengths: list[int], cuts: list[list[int]]) -> None:
+    """Says how long the SVDs of attention will take, where that is more than a minute."""
+    heads = attention_heads(model)
+    seconds = sum(svd_cost.seconds(length, at, heads) for length, at in zip(lengths, cuts)) if heads else 0.0
+    if seconds > 60:
+        time = f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+        announce(
+            f"singular values of {heads:,} attention heads at {sum(map(len, cuts)):,} positions take about {time} on "
+            "the CPU of this machine; fewer positions take less (--positions every:N or a list)"
+        )
 
 
 def _items(text: str | Sequence[str] | Sequence[int]) -> tuple[list[str], list[int] | None]:

@@ -30,7 +30,17 @@ Layers = Annotated[str | None, typer.Option("--layers", help="Layers to measure,
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=2, help="Measure the first N tokens of each text.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="Dtype of the model: auto, float32, bfloat16, float16.")]
 DeviceMap = Annotated[
-    str | None, typer.Option("--device-map", help="Where the model goes: auto, cpu, cuda, cuda:1 ...")
+    str | None,
+    typer.Option("--device-map", help='auto, cpu, cuda:1 ..., a JSON file, or {"": "cpu", "model.layers.2": "disk"}.'),
+]
+OffloadFolder = Annotated[
+    str | None, typer.Option("--offload-folder", help="For weights that --device-map puts on disk; default temporary.")
+]
+Memory = Annotated[
+    str | None, typer.Option("--memory", help="For the heads or channels measured at once, such as 2GiB.")
+]
+SpectraDevice = Annotated[
+    str, typer.Option("--spectra-device", help="Where operators are measured: layer (where it is), cpu, cuda ...")
 ]
 Revision = Annotated[str | None, typer.Option("--revision", help="Branch, tag or commit on the Hub.")]
 GgufFile = Annotated[str | None, typer.Option("--gguf-file", help="GGUF file in the folder or repository.")]

@@ -23,6 +23,8 @@ Examples:
 
   hf-ess probe ./checkpoint --prompt "One sentence. Another one." --json
 
+  hf-ess probe gpt2 --text file.txt --keep spectra --positions every:8 -o result
+
   hf-ess probe gpt2 --dataset wikitext.jsonl --split train --field text --limit 8
 """
 
@@ -56,12 +58,26 @@ def command(
     keep: Annotated[
         str,
         typer.Option(
-            "--keep", help="auto: heads and channels of layers with at most 1,024; units: all; reductions: none."
+            "--keep",
+            help="auto: heads and channels of layers with at most 1,024; units (or heads, channels): all; "
+            "reductions: none; spectra: auto, and singular values in DIR/spectra, for hf-ess retol.",
         ),
     ] = "auto",
+    positions: Annotated[
+        str | None,
+        typer.Option(
+            "--positions", help="Where --keep spectra stores them: delimiters (default), all, every:N, 5,10-20."
+        ),
+    ] = None,
+    spectra_dtype: Annotated[
+        str, typer.Option("--spectra-dtype", help="As what they are stored: bfloat16 or float32.")
+    ] = "bfloat16",
     max_tokens: options.MaxTokens = None,
     dtype: options.Dtype = "auto",
     device_map: options.DeviceMap = None,
+    offload_folder: options.OffloadFolder = None,
+    spectra_device: options.SpectraDevice = "layer",
+    memory: options.Memory = None,
     revision: options.Revision = None,
     gguf_file: options.GgufFile = None,
     trust_remote_code: options.TrustRemoteCode = False,
@@ -78,6 +94,7 @@ def command(
     from hf_ess.cli import progress
     from hf_ess.probing import DEFAULT_TOLERANCES, probe
     from hf_ess.tables import result as table
+    from hf_ess.text.delimiters import DEFAULT
 
     if output is not None:
         from hf_ess.results.files import refuse_existing
@@ -85,7 +102,7 @@ def command(
         refuse_existing(output, overwrite)  # before anything slow
     chosen = options.layer_numbers(layers)
     prompts = options.texts(text, prompt, dataset, split, field, limit, encoding)
-    extra = {} if delimiter is None else {"delimiters": [options.unescaped(d) for d in delimiter]}
+    delimiters = DEFAULT if delimiter is None else [options.unescaped(d) for d in delimiter]
     with progress.bar(quiet) as advance:
         result = probe(
             model,
@@ -95,13 +112,19 @@ def command(
             entropy=entropy,
             norms=norms,
             gate=gate,
+            delimiters=delimiters,
             keep=keep,
+            positions=positions,
+            spectra_dtype=spectra_dtype,
             layers=chosen,
             max_tokens=max_tokens,
             parse_special=special,
             tokenizer=tokenizer,
             dtype=dtype,
             device_map=device_map,
+            offload_folder=offload_folder,
+            spectra_device=spectra_device,
+            memory=memory,
             revision=revision,
             gguf_file=gguf_file,
             trust_remote_code=trust_remote_code,
@@ -109,7 +132,7 @@ def command(
             overwrite=overwrite,
             plots=plots,
             progress=advance,
-            **extra,
+            announce=None if quiet else lambda line: sys.stderr.write(f"note: {line}\n"),
         )
     if as_json:
         sys.stdout.write(json.dumps(result.summary, ensure_ascii=False, allow_nan=False) + "\n")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Self, cast
+from typing import Any, Self, cast
 
+import torch
 from torch import Tensor
 
 
@@ -51,8 +53,22 @@ class Operator(ABC):
     def is_finite(self) -> bool:
         """Whether every number that defines the operators is finite."""
 
+    def to(self, device: torch.device | str) -> Self:
+        """The same operators with their numbers on a device."""
+        moved = copy.copy(self)
+        for name, value in vars(self).items():
+            setattr(moved, name, _moved(value, device))
+        return moved
+
     def blocks(self, size: int) -> Iterator[tuple[slice, Self]]:
         """The operators in consecutive ranges of at most size, with the range of each."""
         for start in range(0, self.count, size):
             part = slice(start, min(start + size, self.count))
             yield part, cast(Self, self[part])
+
+
+def _moved(value: Any, device: torch.device | str) -> Any:
+    """A tensor or operator on the device, also in a tuple; anything else as it is."""
+    if isinstance(value, Tensor | Operator):
+        return value.to(device)
+    return tuple(_moved(part, device) for part in value) if isinstance(value, tuple) else value

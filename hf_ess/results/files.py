@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -44,10 +46,17 @@ def write_table(table: pa.Table, path: Path) -> None:
 
 def write_durably(path: Path, write: Any) -> None:
     """Calls write(file) on a file that takes its name only when it is whole and on the disk."""
+    with durable(path) as file:
+        write(file)
+
+
+@contextmanager
+def durable(path: Path) -> Iterator[IO[bytes]]:
+    """A file to fill, which takes its name only when the block has ended well and it is on the disk."""
     temporary = path.with_name(path.name + ".writing")
     try:
         with open(temporary, "wb") as f:
-            write(f)
+            yield f
             f.flush()
             os.fsync(f.fileno())
         os.replace(temporary, path)

@@ -29,6 +29,8 @@ def provenance(loaded: LoadedModel) -> dict[str, Any]:
     """What a result says of its origin."""
     import torch
 
+    from hf_ess.loading.devices import mapped
+
     return {
         "model": loaded.name,
         "source": loaded.source,
@@ -41,6 +43,7 @@ def provenance(loaded: LoadedModel) -> dict[str, Any]:
         "model_dtype": loaded.dtype,
         "operator_dtype": "float64",
         "device": loaded.device,
+        "device_map": mapped(loaded.model),
         "threads": torch.get_num_threads(),
         "versions": versions(),
         "command": " ".join(sys.argv) if sys.argv else None,

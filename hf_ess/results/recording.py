@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hf_ess.capturing import CapturedLayer
-from hf_ess.results import ESS_SCHEMA
+from hf_ess.results import ESS_SCHEMA, noise
 from hf_ess.spectra import metrics, reductions
 from hf_ess.spectra.ess import Measurement
 
@@ -33,8 +33,11 @@ class Options:
         entropy: whether entropy-ESS is computed.
         norms: whether sigma_1 and stable rank are computed for every operator.
         gate: entropy-ESS is null where sigma_1(H_i) is below this; 0 keeps all values.
-        keep: "auto" (units of layers with few operators), "units" (of all layers) or "reductions".
+        keep: "auto" (units of layers with few operators), "units" (of all layers), "reductions", or "spectra" (as
+            "auto", and singular values).
         layers: numbers of the layers wanted, or None.
+        positions: where singular values are kept, see hf_ess.text.positions; None where they are not.
+        spectra_dtype: as what they are kept, or None.
     """
 
     tolerances: tuple[float, ...]
@@ -44,6 +47,8 @@ class Options:
     gate: float
     keep: str
     layers: tuple[int, ...] | None
+    positions: str | None = None
+    spectra_dtype: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The options as plain JSON values."""
@@ -55,11 +60,21 @@ class Options:
         return (*self.tolerances, *((self.gate,) if self.entropy and self.gate > 0 else ()))
 
 
-class _Rows:
-    """Columns of the ess table for one mixer call, filled metric by metric."""
+class Rows:
+    """Columns of the ess table for one mixer call, filled metric by metric.
 
-    def __init__(self, shared: dict[str, Any], few: bool) -> None:
-        self.shared, self.few = shared, few
+    Args:
+        shared: prompt, layer, call, module and kind.
+        few: whether there is a row per operator.
+        length: number of tokens L, and
+        positions: the cuts that values are given at, null at the others; default values at all cuts.
+    """
+
+    def __init__(
+        self, shared: dict[str, Any], few: bool, length: int | None = None, positions: Tensor | None = None
+    ) -> None:
+        self.shared, self.few, self.length = shared, few, length
+        self.at = None if positions is None else positions.numpy() - 1
         self.meta: list[tuple[int | None, str | None, str, float | None]] = []
         self.values: list[np.ndarray] = []
 
@@ -79,8 +94,47 @@ class _Rows:
         return out
 
     def _add(self, unit: int | None, reduction: str | None, metric: str, tol: float | None, row: np.ndarray) -> None:
+        if self.at is not None and self.length is not None:
+            everywhere = np.full(self.length - 1, np.nan)
+            everywhere[self.at] = row
+            row = everywhere
         self.meta.append((unit, reduction, metric, tol))
         self.values.append(row)
+
+    def counts(
+        self,
+        info: dict[str, Any],
+        tolerances: Sequence[float],
+        counts: Tensor,
+        resolved: Tensor,
+        tss: Tensor,
+        bound: Tensor,
+    ) -> None:
+        """Tolerance-ESS, utilisation and saturation, here and in the layer's summary.
+
+        Args:
+            info: row of summary.json; gets tss, ess, utilisation, saturation and unresolved.
+            tolerances: as they were asked for.
+            counts, resolved: (tolerance, operator, cut).
+            tss, bound: (operator, cut).
+        """
+        times = info["multiplicity"]
+        info |= {"tss": float(tss.mean()), "ess": [], "utilisation": [], "saturation": [], "unresolved": []}
+        for k, tolerance in enumerate(tolerances):
+            number, sure = counts[k].double(), resolved[k]
+            self.units("tolerance", tolerance, torch.where(sure, number, torch.nan))
+            mean = self.reduced("tolerance", tolerance, number, times, ESS_REDUCTIONS)["mean"]
+            used = self.reduced("utilisation", tolerance, metrics.utilisation(number, tss), times)["mean"]
+            full = self.reduced("saturation", tolerance, metrics.saturation(number, bound), times)["mean"]
+            unresolved = (~sure).sum(0)
+            if unresolved.any():
+                self.reduced("unresolved", tolerance, (~sure).double(), 1, ("sum_heads",))
+            info["ess"].append(float(mean.mean()))
+            info["utilisation"].append(_mean(used))
+            info["saturation"].append(_mean(full))
+            info["unresolved"].append(int(unresolved.sum()))
+        self.reduced("tss", None, tss, times, ("mean", "sum_channels"))
+        self.reduced("bound", None, bound, times, ("mean", "sum_channels"))
 
     def table(self) -> pa.Table:
         """The rows as a table in ESS_SCHEMA; NaN becomes null."""
@@ -128,29 +182,16 @@ def unmeasured(layer: CapturedLayer, prompt: int, options: Options) -> tuple[dic
 
 
 def record(
-    layer: CapturedLayer, measured: Measurement, prompt: int, options: Options
+    layer: CapturedLayer, measured: Measurement, prompt: int, options: Options, dtype: str | None = None
 ) -> tuple[dict[str, Any], pa.Table]:
-    """Summary and rows of a measured layer."""
+    """Summary and rows of a measured layer; dtype is the model's, for the noise floor."""
     operator, times = layer.operator, layer.operator.multiplicity
-    few = options.keep == "units" or (options.keep == "auto" and operator.count <= FEW_UNITS)
-    rows = _Rows(_shared(layer, prompt), few)
+    rows = Rows(_shared(layer, prompt), few_units(options.keep, operator.count))
     tss = operator.tss().cpu()
-    bound = metrics.bound(tss, operator.length)
     info = describe(layer, prompt)
-    info |= {"tss": float(tss.mean()), "ess": [], "utilisation": [], "saturation": [], "unresolved": []}
-    for k, tolerance in enumerate(options.tolerances):
-        counts, resolved = measured.counts[k].double(), measured.resolved[k]
-        rows.units("tolerance", tolerance, torch.where(resolved, counts, torch.nan))
-        mean = rows.reduced("tolerance", tolerance, counts, times, ESS_REDUCTIONS)["mean"]
-        used = rows.reduced("utilisation", tolerance, metrics.utilisation(counts, tss), times)["mean"]
-        full = rows.reduced("saturation", tolerance, metrics.saturation(counts, bound), times)["mean"]
-        unresolved = (~resolved).sum(0)
-        if unresolved.any():
-            rows.reduced("unresolved", tolerance, (~resolved).double(), 1, ("sum_heads",))
-        info["ess"].append(float(mean.mean()))
-        info["utilisation"].append(_mean(used))
-        info["saturation"].append(_mean(full))
-        info["unresolved"].append(int(unresolved.sum()))
+    rows.counts(info, options.tolerances, measured.counts, measured.resolved, tss, metrics.bound(tss, operator.length))
+    asked = len(options.tolerances)
+    info |= noise.described(noise.floors(measured.frobenius, dtype), measured.tolerances[:asked])
     if measured.entropy is not None and measured.entropy_error is not None:
         # counted holds the gate last: a count of 0 there says sigma_1 is below it
         quiet = measured.counts[-1] == 0 if options.gate > 0 else torch.zeros_like(measured.entropy, dtype=torch.bool)
@@ -166,9 +207,12 @@ def record(
         rank = (measured.frobenius / measured.sigma_1).square()
         rows.units("stable_rank", None, rank)
         rows.reduced("stable_rank", None, rank, times)
-    rows.reduced("tss", None, tss, times, ("mean", "sum_channels"))
-    rows.reduced("bound", None, bound, times, ("mean", "sum_channels"))
     return info, rows.table()
+
+
+def few_units(keep: str, operators: int) -> bool:
+    """Whether a layer's rows are kept for every head or channel."""
+    return keep == "units" or (keep in ("auto", "spectra") and operators <= FEW_UNITS)
 
 
 def _shared(layer: CapturedLayer, prompt: int) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ from hf_ess.results.files import partial_path, publish, refuse_existing, write_j
 if TYPE_CHECKING:
     import datasets
     from matplotlib.figure import Figure
+
+    from hf_ess.results.stored import StoredSpectra
 
 SCHEMA_VERSION = 1
 
@@ -57,10 +60,11 @@ class Result:
         summary: provenance, options, one row per layer, what was skipped; what summary.json holds.
         ess: pyarrow table in ESS_SCHEMA.
         tokens: pyarrow table in TOKENS_SCHEMA.
+        path: the directory it was read from or written to, where its spectra are; None for a result in memory.
     """
 
-    def __init__(self, summary: dict[str, Any], ess: pa.Table, tokens: pa.Table) -> None:
-        self.summary, self.ess, self.tokens = summary, ess, tokens
+    def __init__(self, summary: dict[str, Any], ess: pa.Table, tokens: pa.Table, path: Path | None = None) -> None:
+        self.summary, self.ess, self.tokens, self.path = summary, ess, tokens, path
 
     @property
     def layers(self) -> list[dict[str, Any]]:
@@ -132,6 +136,19 @@ class Result:
         ]
         return datasets.Dataset(pa.table({name: columns[name] for name in order}))
 
+    @property
+    def spectra(self) -> StoredSpectra:
+        """The stored singular values.
+
+        Raises:
+            BadInput: there are none.
+        """
+        from hf_ess.results.stored import StoredSpectra
+
+        if self.path is None:
+            raise BadInput('this result has no directory, so no spectra: probe with keep="spectra" and output=')
+        return StoredSpectra(self.path)
+
     def plot(self, kind: str = "lines", **options: Any) -> Figure:
         """A matplotlib figure, never shown: kind "lines", "heatmap" or "utilisation" (see hf_ess.plots)."""
         from hf_ess import plots
@@ -155,6 +172,8 @@ class Result:
         partial = partial_path(target)
         try:
             partial.mkdir(parents=True, exist_ok=True)
+            if self.path is not None and (self.path / "spectra").is_dir():
+                shutil.copytree(self.path / "spectra", partial / "spectra", dirs_exist_ok=True)
             write_table(self.ess, partial / "ess.parquet")
             write_table(self.tokens, partial / "tokens.parquet")
             write_json(self.summary, partial / "summary.json")
@@ -187,7 +206,8 @@ def load_result(path: str | os.PathLike[str]) -> Result:
         version = summary["schema_version"]
         if version > SCHEMA_VERSION:
             raise BadInput(f"{folder} has schema version {version}; this hf-ess reads up to {SCHEMA_VERSION}")
-        return Result(summary, pq.read_table(folder / "ess.parquet"), pq.read_table(folder / "tokens.parquet"))
+        ess, tokens = pq.read_table(folder / "ess.parquet"), pq.read_table(folder / "tokens.parquet")
+        return Result(summary, ess, tokens, folder)
     except (ValueError, KeyError, OSError) as error:
         raise BadInput(f"{folder} cannot be read as a result of hf-ess: {error}") from error
 

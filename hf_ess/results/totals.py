@@ -38,8 +38,10 @@ def over_layers(table: pa.Table) -> tuple[list[dict[str, Any]], pa.Table]:
             ("sum_channels_mean_layers", total / len(curves)),
         ):
             shared = {"prompt": prompt, "reduction": reduction, "metric": metric, "tolerance": tolerance}
-            totals.append({**shared, "layers": len(curves), "mean": float(values.mean())})
-            added.append({**shared, "values": values.tolist()})
+            known = values[~np.isnan(values)]
+            mean = float(known.mean()) if len(known) else None
+            totals.append({**shared, "layers": len(curves), "mean": mean})
+            added.append({**shared, "values": [None if np.isnan(v) else v for v in values.tolist()]})
     return totals, pa.concat_tables([table, pa.Table.from_pylist(added, schema=ESS_SCHEMA)])
 
 

@@ -56,7 +56,10 @@ class PartialDirectory:
             same = json.loads(path.read_text(encoding="utf-8")) == key
         except (OSError, ValueError):
             same = False
-        if not same:
+        if same:
+            for half in self.folder.rglob("*.writing"):  # where a run was killed
+                half.unlink()
+        else:
             self._clear(ours=path.exists() or (self.folder / "summary.json").exists())
         files.write_json(key, path)
 

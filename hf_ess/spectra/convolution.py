@@ -64,5 +64,14 @@ def counts(op: ConvolutionOperator, sigma: Tensor, tolerances: Tensor) -> tuple[
     """
     number = tolerance_ess(sigma, tolerances)
     tol = tolerances[:, :, None, None] * (1 - TIE)
-    error = 8 * op.width * EPS * sigma[..., :1]
-    return number, ~((sigma - tol).abs() <= error).any(-1)
+    return number, ~((sigma - tol).abs() <= _error(op, sigma)).any(-1)
+
+
+def resolution(op: ConvolutionOperator) -> Tensor:
+    """Largest rounding error that the singular values of H_i can have, (operator, L-1), absolute."""
+    return torch.cat([_error(op[part], sigma)[..., 0] for part, sigma in spectrum(op)])
+
+
+def _error(op: ConvolutionOperator, sigma: Tensor) -> Tensor:
+    """(operator, L-1, 1)."""
+    return 8 * op.width * EPS * sigma[..., :1]

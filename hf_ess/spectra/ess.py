@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +15,19 @@ from hf_ess.operators import ConvolutionOperator, DenseOperator, Operator, State
 from hf_ess.spectra import convolution, dense, metrics, recurrent
 
 _ROOM = 2**24  # numbers of T that one block of dense operators may hold: 128 MB in float64
+_COPIES = 8  # of T, while it is formed and swept (measured: 5 to 7)
+
+
+class SpectraSink(Protocol):
+    """Takes the singular values at chosen cuts, block by block of operators.
+
+    Called with sigma, for each position (operator, k) float64, descending; the unit of each operator's tolerances; and
+    a bound of the rounding error of its singular values, absolute.
+    """
+
+    positions: list[int]
+
+    def __call__(self, sigma: Sequence[Tensor], unit: Tensor, error: Tensor) -> None: ...
 
 
 @dataclass
@@ -46,6 +60,8 @@ def measure(
     entropy: bool = True,
     sigma_1: bool = False,
     relative: bool = False,
+    memory: int | None = None,
+    sink: SpectraSink | None = None,
 ) -> Measurement:
     """Tolerance-ESS, entropy-ESS and norms of every H_i, block by block of operators.
 
@@ -55,6 +71,9 @@ def measure(
         entropy: whether to compute entropy-ESS.
         sigma_1: whether to compute the largest singular value (for dense operators several times the cost of counts).
         relative: see tolerances.
+        memory: bytes that the work on a block of operators may take, which decides how many are taken at once; what a
+            single operator needs is taken in any case.  Default some 1 GB.
+        sink: takes the singular values at its positions, or None.
 
     Raises:
         NonFiniteOperator: an operator holds NaN or Inf.
@@ -64,9 +83,9 @@ def measure(
         raise NonFiniteOperator("the operator is not finite: it holds NaN or Inf")
     engine = _engine(operator)
     if engine is None or _dense_is_cheaper(operator):
-        parts = _dense(operator, list(tolerances), entropy, sigma_1, relative)
+        parts = _dense(operator, list(tolerances), entropy, sigma_1, relative, memory, sink)
     else:
-        parts = _by_spectra(engine, operator, list(tolerances), entropy, relative)
+        parts = _by_spectra(engine, operator, list(tolerances), entropy, relative, memory, sink)
     return _joined(parts, operator.count)
 
 
@@ -92,26 +111,63 @@ def as_operator(operator: Operator | Tensor) -> Operator:
     return DenseOperator(T.reshape(-1, *T.shape[-2:]))
 
 
+def _dense_block(operator: Operator, memory: int | None) -> int:
+    """How many operators to form T of at once."""
+    numbers = _ROOM if memory is None else memory // (8 * _COPIES)
+    return max(1, numbers // (operator.length * getattr(operator, "block", 1)) ** 2)
+
+
 def _dense(
-    operator: Operator, tolerances: list[float], entropy: bool, sigma_1: bool, relative: bool
+    operator: Operator,
+    tolerances: list[float],
+    entropy: bool,
+    sigma_1: bool,
+    relative: bool,
+    memory: int | None,
+    sink: SpectraSink | None,
 ) -> Iterator[Measurement]:
     block = getattr(operator, "block", 1)
-    for _, some in operator.blocks(max(1, _ROOM // (operator.length * block) ** 2)):
+    for _, some in operator.blocks(_dense_block(operator, memory)):
         T = some.dense()
         top = dense.largest(T, block=block) if sigma_1 or relative else None
         tol = absolute(tolerances, top if relative else None, some.count)
         counts, resolved = dense.tolerance_counts(T, tol.to(T.device), block=block)
         ess, error = dense.entropy(T, block=block) if entropy else (None, None)
-        yield Measurement(counts, resolved, tol, ess, error, dense.frobenius(T, block=block), top)
+        frobenius = dense.frobenius(T, block=block)
+        if sink is not None:
+            sigma, noise = _at_positions(some, T, sink.positions, frobenius, memory)
+            sink(sigma, tol[0] / tolerances[0], noise)
+        yield Measurement(counts, resolved, tol, ess, error, frobenius, top)
+
+
+def _at_positions(
+    some: Operator, T: Tensor, positions: list[int], frobenius: Tensor, memory: int | None
+) -> tuple[list[Tensor], Tensor]:
+    """Singular values at chosen cuts of operators whose T was formed, and a bound of their rounding error."""
+    if isinstance(some, StateSpaceOperator):  # at all cuts O(L n^3), which two SVDs of H_i cost too
+        parts = [s for _, s in recurrent.spectrum(some, positions, memory or recurrent.MEMORY)]
+        return list(torch.cat(parts).unbind(1)), recurrent.resolution(some).amax(1)
+    block = getattr(some, "block", 1)
+    noise = some.length * block * torch.finfo(torch.float64).eps * frobenius.amax(1)
+    return dense.singular_values(T, positions, block=block), noise
 
 
 def _by_spectra(
-    engine: ModuleType, operator: Operator, tolerances: list[float], entropy: bool, relative: bool
+    engine: ModuleType,
+    operator: Operator,
+    tolerances: list[float],
+    entropy: bool,
+    relative: bool,
+    memory: int | None,
+    sink: SpectraSink | None,
 ) -> Iterator[Measurement]:
-    for where, sigma in engine.spectrum(operator):
+    for where, sigma in engine.spectrum(operator, memory=memory or engine.MEMORY):
         top = sigma[..., 0]
         tol = absolute(tolerances, top if relative else None, sigma.shape[0])
         counts, resolved = engine.counts(operator[where], sigma, tol.to(sigma.device))
+        if sink is not None:
+            at = [sigma[:, i - 1] for i in sink.positions]
+            sink(at, tol[0] / tolerances[0], engine.resolution(operator[where]).amax(1))
         ess = metrics.entropy_ess(sigma) if entropy else None
         error = torch.zeros_like(ess) if ess is not None else None
         yield Measurement(counts, resolved, tol, ess, error, metrics.frobenius(sigma), top)
@@ -207,7 +263,7 @@ def singular_values(op_or_T: Operator | Tensor, positions: Sequence[int]) -> lis
         per_position = [sigma[:, k, : min(i, operator.length - i, sigma.shape[-1])] for k, i in enumerate(positions)]
     else:
         block = getattr(operator, "block", 1)
-        blocks = operator.blocks(max(1, _ROOM // (operator.length * block) ** 2))
+        blocks = operator.blocks(_dense_block(operator, None))
         pieces = [dense.singular_values(some.dense(), positions, block=block) for _, some in blocks]
         per_position = [torch.cat(values) for values in zip(*pieces)]
     return [s.reshape(*lead, s.shape[-1]) for s in per_position]

@@ -135,3 +135,11 @@ def check_memory(length: int, model: Any, available: int | None = None) -> None:
             f"the text has {length} tokens, whose attention matrices take about {need / 2**30:.1f} GiB at a time, and "
             f"{available / 2**30:.1f} GiB are free, enough for about {fits} tokens: shorten it with --max-tokens {fits}"
         )
+
+
+def attention_heads(model: Any) -> int:
+    """About how many attention heads a model has in all layers, by its configuration and the names of its mixers."""
+    from hf_ess.adapters.inventory import Inventory
+
+    layers = sum("attention" in type(mixer).__name__.lower() for mixer in Inventory(model).mixers.values())
+    return layers * (getattr(model.config.get_text_config(decoder=True), "num_attention_heads", None) or 1)
