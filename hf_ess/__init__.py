@@ -15,6 +15,7 @@ _HOME = {
     "study": "hf_ess.studying.running",
     "StudyOutcome": "hf_ess.studying.outcome",
     "load_outcome": "hf_ess.studying.outcome",
+    "retol": "hf_ess.retolerancing",
     "verify": "hf_ess.verification",
     "compare": "hf_ess.comparing.comparison",
     "Comparison": "hf_ess.comparing.comparison",
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from hf_ess.probing import probe
     from hf_ess.reporting import report
     from hf_ess.results import Result, load_result
+    from hf_ess.retolerancing import retol
     from hf_ess.spectra.causal import anticausal_ess, causal_ess
     from hf_ess.spectra.ess import entropy_ess, singular_values, tolerance_ess
     from hf_ess.studying.outcome import StudyOutcome, load_outcome

@@ -15,7 +15,7 @@ from hf_ess.loading import LoadedModel, load
 from hf_ess.loading.devices import spectra_device as check_spectra_device
 from hf_ess.probe_run import ProbeRun, Progress
 from hf_ess.results import Result
-from hf_ess.results.recording import Options
+from hf_ess.results.recording import Options, usable
 from hf_ess.results.shards import DTYPES
 from hf_ess.results.writing import PartialResult
 from hf_ess.spectra import svd_cost
@@ -167,10 +167,7 @@ def _options(
     spectra_dtype: str,
     layers: Iterable[int] | None,
 ) -> Options:
-    tolerances = tuple(dict.fromkeys(float(t) for t in tolerances))
-    bad = [t for t in tolerances if not (math.isfinite(t) and t > 0)]
-    if bad or not tolerances:
-        raise BadInput(f"tolerances must be finite and above 0, got {bad or 'none'}")
+    tolerances = usable(tolerances)
     gate = min(tolerances) if gate is None else float(gate)
     if not (math.isfinite(gate) and gate >= 0):
         raise BadInput(f"the entropy gate must be finite and at least 0, got {gate}")

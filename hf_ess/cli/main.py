@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from hf_ess import __version__
-from hf_ess.cli import compare, compare_models, env, ls, plot, probe, report, study, verify
+from hf_ess.cli import compare, compare_models, env, ls, plot, probe, report, retol, study, verify
 from hf_ess.errors import BadInput, HfEssError
 
 app = typer.Typer(
@@ -44,6 +44,7 @@ app.command("study")(study.command)
 app.command("verify")(verify.command)
 app.command("plot")(plot.command)
 app.command("report")(report.command)
+app.command("retol")(retol.command)
 app.command("ls")(ls.command)
 app.command("env")(env.command)
 

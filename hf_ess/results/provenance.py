@@ -46,6 +46,13 @@ def provenance(loaded: LoadedModel) -> dict[str, Any]:
         "device_map": mapped(loaded.model),
         "threads": torch.get_num_threads(),
         "versions": versions(),
+        **made(),
+    }
+
+
+def made() -> dict[str, str | None]:
+    """By which command, and when."""
+    return {
         "command": " ".join(sys.argv) if sys.argv else None,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hf_ess.capturing import CapturedLayer
+from hf_ess.errors import BadInput
 from hf_ess.results import ESS_SCHEMA, noise
 from hf_ess.spectra import metrics, reductions
 from hf_ess.spectra.ess import Measurement
@@ -58,6 +60,19 @@ class Options:
     def counted(self) -> tuple[float, ...]:
         """All tolerances to count at: those asked for, and the gate, since sigma_1 >= gate means a count >= 1."""
         return (*self.tolerances, *((self.gate,) if self.entropy and self.gate > 0 else ()))
+
+
+def usable(tolerances: Sequence[float]) -> tuple[float, ...]:
+    """Tolerances, each once.
+
+    Raises:
+        BadInput: there are none, or one is not finite or not above 0.
+    """
+    once = tuple(dict.fromkeys(float(t) for t in tolerances))
+    bad = [t for t in once if not (math.isfinite(t) and t > 0)]
+    if bad or not once:
+        raise BadInput(f"tolerances must be finite and above 0, got {bad or 'none'}")
+    return once
 
 
 class Rows:
@@ -171,14 +186,18 @@ def describe(layer: CapturedLayer, prompt: int) -> dict[str, Any]:
 
 def unmeasured(layer: CapturedLayer, prompt: int, options: Options) -> tuple[dict[str, Any], pa.Table]:
     """Summary and rows of a layer that failed its verification: the rows are there, their values null."""
-    info = describe(layer, prompt)
-    metric_tolerances: list[tuple[str, float | None]] = [("tolerance", tol) for tol in options.tolerances]
-    metric_tolerances += [("entropy", None)] if options.entropy else []
+    return describe(layer, prompt), nulls(_shared(layer, prompt), options.tolerances, options.entropy)
+
+
+def nulls(shared: dict[str, Any], tolerances: Sequence[float], entropy: bool = False) -> pa.Table:
+    """The rows of a mixer call that has no values."""
+    metric_tolerances: list[tuple[str, float | None]] = [("tolerance", tol) for tol in tolerances]
+    metric_tolerances += [("entropy", None)] if entropy else []
     rows = [
-        {**_shared(layer, prompt), "reduction": "mean", "metric": metric, "tolerance": tol, "values": None}
+        {**shared, "reduction": "mean", "metric": metric, "tolerance": tol, "values": None}
         for metric, tol in metric_tolerances
     ]
-    return info, pa.Table.from_pylist(rows, schema=ESS_SCHEMA)
+    return pa.Table.from_pylist(rows, schema=ESS_SCHEMA)
 
 
 def record(

@@ -156,7 +156,7 @@ class Shard:
         """
         from safetensors import safe_open
 
-        size = max(1, memory // (16 * max(1, int(self.offsets[-1]))))
+        size = max(1, memory // (24 * max(1, int(self.offsets[-1]))))
         with safe_open(self.path, framework="pt") as file:
             values = file.get_slice("values")
             for start in range(0, self.operators, size):

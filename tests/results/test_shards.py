@@ -57,7 +57,7 @@ def test_what_is_written_block_by_block_is_read_back(tmp_path, dtype, block):
     with pytest.raises(ValueError, match="no spectra are stored at position 5"):
         shard.at(5)
     whole = torch.cat(sigma, 1).to(DTYPES[dtype]).double()
-    parts = list(shard.blocks(memory=16 * 6 * 2))  # two operators at a time
+    parts = list(shard.blocks(memory=24 * 6 * 2))  # two operators at a time
     assert [p for p, _ in parts] == [slice(0, 2), slice(2, 4), slice(4, 5)]
     assert torch.equal(torch.cat([values for _, values in parts]), whole)
 
