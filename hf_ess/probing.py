@@ -13,6 +13,7 @@ from hf_ess import bytesizes
 from hf_ess.errors import BadInput, HfEssError
 from hf_ess.loading import LoadedModel, load
 from hf_ess.loading.devices import spectra_device as check_spectra_device
+from hf_ess.planning.guard import foresee
 from hf_ess.probe_run import ProbeRun, Progress
 from hf_ess.results import Result
 from hf_ess.results.recording import Options, usable
@@ -20,11 +21,11 @@ from hf_ess.results.shards import DTYPES
 from hf_ess.results.writing import PartialResult
 from hf_ess.spectra import svd_cost
 from hf_ess.text import delimiters as delims
-from hf_ess.text.limits import attention_heads, check, check_memory
+from hf_ess.text.limits import attention_heads, check
 from hf_ess.text.positions import DELIMITERS
 from hf_ess.text.positions import cuts as cuts_of
 from hf_ess.text.positions import parsed as parsed_positions
-from hf_ess.text.tokens import from_ids, tokenize
+from hf_ess.text.tokens import Tokens, from_ids, tokenize
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -120,17 +121,14 @@ def probe(
             revision=revision,
             gguf_file=gguf_file,
             trust_remote_code=trust_remote_code,
+            with_model=False,
             with_tokenizer=ids is None,
         )
-    if ids is not None:
-        prompts = [from_ids(loaded.tokenizer, ids, max_tokens=max_tokens)]
-    else:
-        prompts = [
-            tokenize(loaded.tokenizer, item, max_tokens=max_tokens, parse_special=parse_special) for item in texts
-        ]
+    prompts = _prompts(loaded, texts, ids, max_tokens, parse_special)
+    foresee(loaded, [len(p) for p in prompts], options, room, output, plots, announce)
+    loaded.read_weights()
     warnings = [note for p in prompts for note in (*p.notes, *check(p, loaded.model))]
     notes = list(dict.fromkeys([*loaded.notes, *warnings]))
-    check_memory(max(len(p) for p in prompts), loaded.model)
     found = [delims.find(p, loaded.tokenizer, loaded.model, list(delimiters)) for p in prompts]
     cuts: list[list[int]] = [[] for _ in prompts]
     if options.positions is not None:
@@ -205,6 +203,15 @@ def _announce(announce: Callable[[str], object], model: Any, lengths: list[int],
             f"singular values of {heads:,} attention heads at {sum(map(len, cuts)):,} positions take about {time} on "
             "the CPU of this machine; fewer positions take less (--positions every:N or a list)"
         )
+
+
+def _prompts(
+    loaded: LoadedModel, texts: list[str], ids: list[int] | None, max_tokens: int | None, parse_special: bool
+) -> list[Tokens]:
+    """The texts, or the ids of one text, as tokens."""
+    if ids is not None:
+        return [from_ids(loaded.tokenizer, ids, max_tokens=max_tokens)]
+    return [tokenize(loaded.tokenizer, item, max_tokens=max_tokens, parse_special=parse_special) for item in texts]
 
 
 def _items(text: str | Sequence[str] | Sequence[int]) -> tuple[list[str], list[int] | None]:

@@ -38,6 +38,13 @@ class Size:
     n: int = 0
     block: int = 1
 
+    def at(self, i: int) -> int:
+        """At one cut; where the rule is unknown, the most that it can be."""
+        if self.rule == "state":
+            return self.n
+        value = {"all": i, "unknown": i, "chunk": i % max(1, self.n)}.get(self.rule, min(i, self.n - 1))
+        return value * self.block
+
     def mean(self, length: int) -> float | None:
         """Mean over the cuts of a text of that length, as in a result."""
         i = torch.arange(1, length, dtype=torch.float64)

@@ -101,40 +101,20 @@ def position_limit(model: Any) -> int | None:
     return min(limits) if limits else None
 
 
-# What one layer of eager attention and the sweep of one operator hold at once, in numbers of L x L: the logits and
-# their softmax per head in float32, and the working copies of the divide and conquer in float64.
-_EAGER_BYTES, _SWEEP_BYTES = 3 * 4, 20 * 8
-
-
 def check_memory(length: int, model: Any, available: int | None = None) -> None:
-    """Refuse, before the run, a text whose attention matrices cannot fit into memory.
+    """Refuse, before the run, a text that cannot be measured in the memory that is there.
 
     Args:
         length: number of tokens.
-        model: the model.
+        model: the model, loaded.
         available: bytes that are free; default what the system says.
 
     Raises:
         BadInput: it cannot fit; with the length that would.
     """
-    from hf_ess.adapters.inventory import Inventory
+    from hf_ess.planning.guard import refuse
 
-    names = {type(mixer).__name__.lower() for mixer in Inventory(model).mixers.values()}
-    if not any("attention" in name for name in names):
-        return
-    heads = getattr(model.config.get_text_config(decoder=True), "num_attention_heads", None) or 1
-    per_square = heads * _EAGER_BYTES + _SWEEP_BYTES
-    if available is None:
-        import psutil
-
-        available = psutil.virtual_memory().available
-    need = per_square * length**2
-    if need > available:
-        fits = int((available / per_square) ** 0.5)
-        raise BadInput(
-            f"the text has {length} tokens, whose attention matrices take about {need / 2**30:.1f} GiB at a time, and "
-            f"{available / 2**30:.1f} GiB are free, enough for about {fits} tokens: shorten it with --max-tokens {fits}"
-        )
+    refuse(length, model, available)
 
 
 def attention_heads(model: Any) -> int:
