@@ -61,4 +61,4 @@ class DenseOperator(Operator):
         return DenseOperator(self.matrix[operators], self._multiplicity, self.block, size)
 
     def is_finite(self) -> bool:
-        return bool(self.matrix.isfinite().all())
+        return all(bool(T.isfinite().all()) for T in self.matrix)  # of all at once isfinite makes a second copy

@@ -12,6 +12,7 @@ from hf_ess.operators import ConvolutionOperator
 from hf_ess.spectra.metrics import TIE, tolerance_ess
 
 MEMORY = 2**28  # bytes that a block of operators may take
+_BYTES = 64  # per entry of a corner: the corners, their SVD, and the counts
 EPS = torch.finfo(torch.float64).eps
 
 
@@ -29,7 +30,7 @@ def spectrum(
         The range of operators and sigma (operator, position, max(1, K-1)), float64, descending.
     """
     cuts = list(range(1, op.length)) if positions is None else list(positions)
-    size = max(1, memory // (24 * max(1, op.length) * max(1, op.width - 1) ** 2))
+    size = max(1, memory // (_BYTES * max(1, op.length) * max(1, op.width - 1) ** 2))
     for part, some in op.blocks(size):
         yield part, torch.linalg.svdvals(corners(some)[:, torch.tensor(cuts) - 1])
 
