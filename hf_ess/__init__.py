@@ -12,6 +12,8 @@ __version__ = "0.1.0"
 
 _HOME = {
     "probe": "hf_ess.probing",
+    "plan": "hf_ess.planning.planner",
+    "Plan": "hf_ess.planning.planner",
     "study": "hf_ess.studying.running",
     "StudyOutcome": "hf_ess.studying.outcome",
     "load_outcome": "hf_ess.studying.outcome",
@@ -68,6 +70,7 @@ if TYPE_CHECKING:
         SSDScan,
         StateSpaceOperator,
     )
+    from hf_ess.planning.planner import Plan, plan
     from hf_ess.probing import probe
     from hf_ess.reporting import report
     from hf_ess.results import Result, load_result

@@ -25,6 +25,8 @@ Examples:
 
   hf-ess probe gpt2 --text file.txt --keep spectra --positions every:8 -o result
 
+  hf-ess probe ./checkpoint --max-tokens 4096 --dry-run
+
   hf-ess probe gpt2 --dataset wikitext.jsonl --split train --field text --limit 8
 """
 
@@ -86,6 +88,9 @@ def command(
     ] = None,
     overwrite: options.Overwrite = False,
     plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Whether to draw plots into the result.")] = True,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be measured, and its memory, disk and time; load nothing.")
+    ] = False,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
@@ -101,8 +106,43 @@ def command(
 
         refuse_existing(output, overwrite)  # before anything slow
     chosen = options.layer_numbers(layers)
-    prompts = options.texts(text, prompt, dataset, split, field, limit, encoding)
     delimiters = DEFAULT if delimiter is None else [options.unescaped(d) for d in delimiter]
+    if dry_run:
+        from hf_ess.cli import planned
+
+        texts = (
+            options.texts(text, prompt, dataset, split, field, limit, encoding) if text or prompt or dataset else None
+        )
+        raise typer.Exit(
+            planned.run(
+                as_json,
+                quiet,
+                model,
+                texts,
+                tolerances=tol or DEFAULT_TOLERANCES,
+                relative=relative,
+                entropy=entropy,
+                norms=norms,
+                gate=gate,
+                delimiters=delimiters,
+                keep=keep,
+                positions=positions,
+                spectra_dtype=spectra_dtype,
+                layers=chosen,
+                max_tokens=max_tokens,
+                parse_special=special,
+                tokenizer=tokenizer,
+                dtype=dtype,
+                device_map=device_map,
+                memory=memory,
+                revision=revision,
+                gguf_file=gguf_file,
+                trust_remote_code=trust_remote_code,
+                output=output,
+                plots=plots,
+            )
+        )
+    prompts = options.texts(text, prompt, dataset, split, field, limit, encoding)
     with progress.bar(quiet) as advance:
         result = probe(
             model,

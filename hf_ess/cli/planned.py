@@ -1,0 +1,35 @@
+"""hf-ess probe --dry-run: the plan of a probe in place of the probe."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from hf_ess.errors import BadInput
+
+
+def run(as_json: bool, quiet: bool, model: str, texts: list[str] | None, **arguments: Any) -> int:
+    """Prints the plan of a probe; 0 if it fits, 2 if it does not.
+
+    Raises:
+        BadInput: as a probe, or neither a text nor a number of tokens.
+    """
+    from hf_ess.planning.planner import plan
+    from hf_ess.tables import plan as table
+
+    tokens = None if texts is not None else arguments.pop("max_tokens")
+    if texts is None and tokens is None:
+        raise BadInput("a dry run needs a text (--text, --prompt, --dataset) or a number of tokens (--max-tokens N)")
+    planned = plan(model, texts, tokens=tokens, **arguments)
+    if as_json:
+        sys.stdout.write(json.dumps(planned.to_json(), ensure_ascii=False, allow_nan=False) + "\n")
+    elif not quiet:
+        table.show(planned)
+    if not quiet:
+        for line in table.notes(planned):
+            sys.stderr.write(f"note: {line}\n")
+    for line in planned.refusals:
+        sys.stderr.write(f"hf-ess: {line}\n")
+    sys.stdout.flush()
+    return 2 if planned.refusals else 0
