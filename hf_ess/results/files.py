@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -14,6 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hf_ess.errors import BadInput
+
+
+def full(error: OSError) -> bool:
+    """Whether it is the disk that is full, or the share of it that one may use, and not the path that is wrong."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def partial_path(target: Path) -> Path:
@@ -53,7 +59,7 @@ def write_durably(path: Path, write: Any) -> None:
 @contextmanager
 def durable(path: Path) -> Iterator[IO[bytes]]:
     """A file to fill, which takes its name only when the block has ended well and it is on the disk."""
-    temporary = path.with_name(path.name + ".writing")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.writing")  # processes may share a directory
     try:
         with open(temporary, "wb") as f:
             yield f

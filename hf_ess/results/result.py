@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hf_ess.errors import BadInput
-from hf_ess.results.files import partial_path, publish, refuse_existing, write_json, write_table
+from hf_ess.errors import BadInput, HfEssError
+from hf_ess.results.files import full, publish, refuse_existing, write_json, write_table
 
 if TYPE_CHECKING:
     import datasets
@@ -166,20 +166,24 @@ class Result:
 
         Raises:
             BadInput: the path exists (and overwrite is False), or cannot be written.
+            HfEssError: the disk is full; nothing is left behind.
         """
         target = Path(path)
         refuse_existing(target, overwrite)
-        partial = partial_path(target)
+        partial = target.with_name(f"{target.name}.saving-{os.getpid()}")
         try:
-            partial.mkdir(parents=True, exist_ok=True)
+            partial.mkdir(parents=True)
             if self.path is not None and (self.path / "spectra").is_dir():
                 shutil.copytree(self.path / "spectra", partial / "spectra", dirs_exist_ok=True)
             write_table(self.ess, partial / "ess.parquet")
             write_table(self.tokens, partial / "tokens.parquet")
             write_json(self.summary, partial / "summary.json")
             publish(partial, target)
-        except OSError as error:
-            raise BadInput(f"cannot write the result to {target}: {error.strerror or error}") from error
+        except (OSError, shutil.Error) as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            kind = HfEssError if isinstance(error, shutil.Error) or full(error) else BadInput
+            reason = getattr(error, "strerror", None) or error
+            raise kind(f"cannot write the result to {target}: {reason}") from error
         return target
 
     def __repr__(self) -> str:

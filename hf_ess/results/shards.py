@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -41,10 +41,18 @@ class ShardWriter:
         widths: number of values at each of them.
         tss: (operator or 1, P) theoretical state size at them.
         dtype: a key of DTYPES.
+        about: what the file says of itself, JSON values.
     """
 
     def __init__(
-        self, file: IO[bytes], operators: int, positions: Sequence[int], widths: Sequence[int], tss: Tensor, dtype: str
+        self,
+        file: IO[bytes],
+        operators: int,
+        positions: Sequence[int],
+        widths: Sequence[int],
+        tss: Tensor,
+        dtype: str,
+        about: dict[str, Any] | None = None,
     ) -> None:
         self.file, self.positions, self.widths, self.dtype = file, list(positions), list(widths), DTYPES[dtype]
         offsets = torch.tensor([0, *widths], dtype=torch.int64).cumsum(0)
@@ -58,7 +66,7 @@ class ShardWriter:
             "positions": torch.tensor(self.positions, dtype=torch.int32),
             "tss": tss.to(torch.int32),
         }
-        header: dict[str, dict[str, object]] = {}
+        header: dict[str, dict[str, object]] = {"__metadata__": {"hf_ess": json.dumps(about or {})}}
         starts: dict[str, int] = {}
         end = 0
         for name, tensor in tensors.items():
@@ -120,6 +128,21 @@ def _entry(dtype: torch.dtype, shape: Sequence[int], start: int) -> tuple[dict[s
 def _bytes(tensor: Tensor) -> memoryview:
     """What a tensor holds, not copied."""
     return tensor.contiguous().flatten().view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")
+
+
+def about(path: Path) -> dict[str, Any]:
+    """What a file says of itself; its header alone is read.
+
+    Raises:
+        ValueError: it is no such file, or cut off.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:  # which compares the header with the length of the file
+            return json.loads(file.metadata()["hf_ess"])
+    except (SafetensorError, OSError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is cut off or damaged: {error}") from error
 
 
 class Shard:

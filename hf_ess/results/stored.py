@@ -18,7 +18,7 @@ from hf_ess import bytesizes
 from hf_ess.errors import BadInput
 from hf_ess.operators import Operator
 from hf_ess.results import files
-from hf_ess.results.shards import DTYPES, Shard, ShardWriter
+from hf_ess.results.shards import DTYPES, Shard, ShardWriter, about
 
 if TYPE_CHECKING:
     from hf_ess.capturing import CapturedLayer
@@ -31,30 +31,36 @@ INDEX_VERSION = 1
 class SpectraFolder:
     """spectra/ while it is filled: each file is durable before the index names it.
 
+    Every file says itself what it holds, so that the index can always be made from what is there.  Of several processes
+    that fill the folder the first writes the index.
+
     Args:
         folder: where; it is made when the first file is.
         cuts: the cuts of each prompt.
         lengths: number of tokens of each prompt.
         dtype: a key of DTYPES.
+        process: number of this process among those that fill the folder.
     """
 
-    def __init__(self, folder: Path, cuts: Sequence[Sequence[int]], lengths: Sequence[int], dtype: str) -> None:
-        self.folder, self.cuts, self.dtype = folder, cuts, dtype
-        self._prompts = [
-            {"prompt": number, "tokens": length, "positions": list(at)}
-            for number, (at, length) in enumerate(zip(cuts, lengths))
-        ]
-        try:
-            index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-            self.entries: dict[str, dict[str, Any]] = {entry["file"]: entry for entry in index["files"]}
-        except (OSError, ValueError, KeyError, TypeError):
-            self.entries = {}
+    def __init__(
+        self, folder: Path, cuts: Sequence[Sequence[int]], lengths: Sequence[int], dtype: str, process: int = 0
+    ) -> None:
+        self.process = process
+        self.folder, self.cuts, self.lengths, self.dtype = folder, cuts, lengths, dtype
+        self._known: dict[str, dict[str, Any]] = {}
 
     def has(self, prompt: int, module: str, call: int) -> bool:
-        """Whether the file of a mixer call is in the index, and as long as the index says."""
-        name = shard_name(prompt, module, call)
-        path = self.folder / name
-        return name in self.entries and path.is_file() and path.stat().st_size == self.entries[name]["bytes"]
+        """Whether the file of a mixer call is there and whole."""
+        return self._entry(self.folder / shard_name(prompt, module, call)) is not None
+
+    def _entry(self, path: Path) -> dict[str, Any] | None:
+        """A file's row in the index; None for one that is missing or damaged."""
+        if path.name not in self._known:
+            try:
+                self._known[path.name] = {"file": path.name, **about(path), "bytes": path.stat().st_size}
+            except (ValueError, OSError):
+                return None
+        return self._known[path.name]
 
     @contextmanager
     def shard(self, layer: CapturedLayer, prompt: int) -> Iterator[ShardWriter]:
@@ -64,19 +70,8 @@ class SpectraFolder:
             OSError: it cannot be written, or would not fit on the disk.
         """
         operator, positions = layer.operator, self.cuts[prompt]
-        name = shard_name(prompt, layer.module, layer.call)
         widths, tss = _widths(operator, positions)
-        self.folder.mkdir(exist_ok=True)
-        size, free = operator.count * sum(widths) * DTYPES[self.dtype].itemsize, shutil.disk_usage(self.folder).free
-        if size > free:  # said before an hour of work
-            reason = f"the spectra of {layer.module} take {bytesizes.written(size)}, {bytesizes.written(free)} are free"
-            raise OSError(errno.ENOSPC, reason)
-        with files.durable(self.folder / name) as file:
-            writer = ShardWriter(file, operator.count, positions, widths, tss, self.dtype)
-            yield writer
-            writer.finish()
-        self.entries[name] = {
-            "file": name,
+        entry = {
             "prompt": prompt,
             "layer": layer.layer,
             "call": layer.call,
@@ -84,18 +79,40 @@ class SpectraFolder:
             "kind": layer.kind,
             "operators": operator.count,
             "multiplicity": operator.multiplicity,
-            "shape": list(writer.shape),
+            "shape": [operator.count, sum(widths)],
             "dtype": self.dtype,
-            "bytes": (self.folder / name).stat().st_size,
         }
-        index = {"schema_version": INDEX_VERSION, "prompts": self._prompts, "files": list(self.entries.values())}
-        files.write_json(index, self.folder / INDEX)
+        self.folder.mkdir(exist_ok=True)
+        size, free = operator.count * sum(widths) * DTYPES[self.dtype].itemsize, shutil.disk_usage(self.folder).free
+        if size > free:  # said before an hour of work
+            reason = f"the spectra of {layer.module} take {bytesizes.written(size)}, {bytesizes.written(free)} are free"
+            raise OSError(errno.ENOSPC, reason)
+        with files.durable(self.folder / shard_name(prompt, layer.module, layer.call)) as file:
+            writer = ShardWriter(file, operator.count, positions, widths, tss, self.dtype, entry)
+            yield writer
+            writer.finish()
+        if self.process == 0:
+            self.gather()
+
+    def gather(self) -> list[dict[str, Any]]:
+        """Lists what is there, in the order of prompts and layers, and returns the rows."""
+        found = [entry for path in self.folder.glob("*.safetensors") if (entry := self._entry(path)) is not None]
+        found.sort(key=lambda e: (e["prompt"], e["layer"], e["module"], e["call"]))
+        prompts = [
+            {"prompt": number, "tokens": length, "positions": list(at)}
+            for number, (at, length) in enumerate(zip(self.cuts, self.lengths))
+        ]
+        if self.folder.is_dir():
+            index = {"schema_version": INDEX_VERSION, "prompts": prompts, "files": found}
+            files.write_json(index, self.folder / INDEX)
+        return found
 
     def summary(self) -> dict[str, Any]:
-        """What summary.json says of the folder."""
+        """What summary.json says of the folder, whose index is written once more: all processes are done."""
+        found = self.gather()
         return {
-            "files": len(self.entries),
-            "bytes": sum(entry["bytes"] for entry in self.entries.values()),
+            "files": len(found),
+            "bytes": sum(entry["bytes"] for entry in found),
             "dtype": self.dtype,
             "positions": [len(cuts) for cuts in self.cuts],
         }

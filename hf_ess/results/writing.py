@@ -28,6 +28,7 @@ class PartialDirectory:
         target: DIR, the directory to be.
         key: what this run and the one before must have in common: model, tokens, options, versions.
         overwrite: replace DIR when the new one is whole.
+        first: of several processes, the one that makes, locks and publishes the directory; the others leave pieces.
 
     Raises:
         BadInput: DIR exists, DIR.partial belongs to another run or is in use, or cannot be written.
@@ -38,16 +39,34 @@ class PartialDirectory:
     #: What a piece is called in a message.
     noun: ClassVar[str] = "pieces"
 
-    def __init__(self, target: Path, key: dict[str, Any], overwrite: bool = False) -> None:
+    def __init__(self, target: Path, key: dict[str, Any], overwrite: bool = False, first: bool = True) -> None:
         files.refuse_existing(target, overwrite)
-        self.target, self.overwrite = target, overwrite
+        self.target, self.overwrite, self.first = target, overwrite, first
         self.folder = files.partial_path(target)
+        self._lock: IO[str] | None = None
+        key = json.loads(json.dumps(key))
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = locked(self.folder)
-            self._adopt(json.loads(json.dumps(key)))
+            if first:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self._lock = locked(self.folder)
+                self._adopt(key)
+            elif self._key() != key:
+                raise BadInput(
+                    f"this process does not see {self.folder} as the first process wrote it: name an output directory "
+                    "that all machines share"
+                )
+            self.existing = {path.name for path in self.finished()}
         except OSError as error:
-            raise BadInput(f"cannot write to {target}: {error.strerror or error}") from error
+            kind = HfEssError if files.full(error) else BadInput
+            if files.full(error):
+                self.abandon()
+            raise kind(f"cannot write to {target}: {error.strerror or error}") from error
+
+    def _key(self) -> Any:
+        try:
+            return json.loads((self.folder / "key.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
 
     def _adopt(self, key: dict[str, Any]) -> None:
         """Goes on from what is there if it has the same key; else it is refused, or removed with overwrite."""
@@ -123,7 +142,7 @@ class PartialDirectory:
 
     def abandon(self) -> None:
         """Removes DIR.partial where nothing in it is finished; keeps what is."""
-        if self.folder.exists() and not self.finished():
+        if self.first and self.folder.exists() and not self.finished():
             shutil.rmtree(self.folder, ignore_errors=True)
         self.close()
 
@@ -136,7 +155,7 @@ class PartialDirectory:
 
     def close(self) -> None:
         """Lets another run use the directory."""
-        if not self._lock.closed:
+        if self._lock is not None and not self._lock.closed:
             (self.folder / "lock").unlink(missing_ok=True)
             self._lock.close()
 
@@ -144,8 +163,21 @@ class PartialDirectory:
 class PartialResult(PartialDirectory):
     """DIR.partial of a probe: a parquet file per finished layer, whose summary travels in the file's metadata."""
 
-    pieces = ("layer-*.parquet",)
+    pieces = ("layer-*.parquet", "prompt-*.json")
     noun = "layers"
+
+    def prompt(self, number: int) -> tuple[list[tuple[str, int]], list[dict[str, Any]]] | None:
+        """Of a prompt that is finished: its mixer calls in order, and its unmeasured mixers; else None."""
+        try:
+            kept = json.loads((self.folder / f"prompt-{number:05d}.json").read_text(encoding="utf-8"))
+            return [(module, call) for module, call in kept["layers"]], list(kept["skipped"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def finish(self, number: int, layers: list[tuple[str, int]], skipped: list[dict[str, Any]]) -> None:
+        """Makes durable that every layer of a prompt is."""
+        text = json.dumps({"layers": layers, "skipped": skipped})
+        self.keep(f"prompt-{number:05d}.json", lambda f: f.write(text.encode()))
 
     def get(self, prompt: int, module: str, call: int) -> tuple[dict[str, Any], pa.Table] | None:
         """A layer that an earlier run finished, or None."""
@@ -160,6 +192,10 @@ class PartialResult(PartialDirectory):
         """Makes one finished layer durable."""
         tagged = table.replace_schema_metadata({"hf_ess": json.dumps(info, allow_nan=False)})
         self.keep(self._name(prompt, module, call), lambda f: pq.write_table(tagged, f, compression="zstd"))
+
+    def old(self, prompt: int, module: str, call: int) -> bool:
+        """Whether this layer was there when this run began."""
+        return self._name(prompt, module, call) in self.existing
 
     @staticmethod
     def _name(prompt: int, module: str, call: int) -> str:
