@@ -27,27 +27,29 @@ if TYPE_CHECKING:
 LONGEST = 2048  # tokens that are run: a scan in plain PyTorch takes a step per token
 
 
-def forward_bytes(config: PretrainedConfig, dtype: Any, length: int, trust_remote_code: bool = False) -> float | None:
-    """Peak memory of what one forward pass makes, in bytes; None where it cannot run without numbers.
+def forward_bytes(
+    config: PretrainedConfig, dtype: Any, length: int, trust_remote_code: bool = False
+) -> Callable[[int], float] | None:
+    """Peak memory of what one forward pass makes: bytes by the number of tokens; None where it cannot run on meta.
 
-    Beyond 2,048 tokens it follows a L + b L^2 through 1,024 and 2,048.
+    That is a L + b L^2 through the length and half of it, or through 2,048 and 1,024 where the length is beyond.
 
     Args:
         config: of the model.
         dtype: "auto" or a torch.dtype, as for loading.
-        length: number of tokens.
+        length: number of tokens about which it is to be right.
         trust_remote_code: as for loading.
     """
+    whole = max(4, min(length, LONGEST))
+    half = whole // 2
     try:
         model = on_meta(config, dtype, trust_remote_code).to("meta")
-        if length <= LONGEST:
-            return float(_peak(model, length))
-        half, whole = _peak(model, LONGEST // 2), _peak(model, LONGEST)
+        at_half, at_whole = _peak(model, half), _peak(model, whole)
     except Exception:  # what the text decides (a choice of experts one by one, patches of bytes) has no shape
         return None
-    b = max(0.0, (whole - 2 * half) / (LONGEST**2 / 2))
-    a = whole / LONGEST - b * LONGEST
-    return a * length + b * length**2
+    b = max(0.0, (at_whole / whole - at_half / half) / (whole - half))
+    a = at_whole / whole - b * whole
+    return lambda tokens: a * tokens + b * tokens**2
 
 
 def _peak(model: nn.Module, length: int) -> int:

@@ -86,8 +86,10 @@ def refuse(length: int, model: Any, available: int | None = None) -> None:
 
         available = psutil.virtual_memory().available
 
+    forward = forward_bytes(model.config, dtype, length)
+
     def need(tokens: int) -> float:
-        return memory.largest(found, tokens, options, None, forward_bytes(model.config, dtype, tokens))[0]
+        return memory.largest(found, tokens, options, None, forward)[0]
 
     needed = need(length)
     if needed > available:

@@ -45,7 +45,9 @@ class Memory:
         return self.process + self.weights + self.run + self.rows
 
 
-def largest(survey: Survey, length: int, options: Options, room: int | None, forward: float | None) -> tuple[int, str]:
+def largest(
+    survey: Survey, length: int, options: Options, room: int | None, forward: Callable[[int], float] | None
+) -> tuple[int, str]:
     """Bytes of the moment at which a run holds most beside weights and results, and what that moment is.
 
     Args:
@@ -53,9 +55,9 @@ def largest(survey: Survey, length: int, options: Options, room: int | None, for
         length: number of tokens.
         options: what is computed.
         room: bytes for a block of operators (--memory), or None.
-        forward: bytes of the forward pass, or None.
+        forward: bytes of the forward pass by the number of tokens, or None.
     """
-    moments = [(float(forward or 0.0), "forward pass")]
+    moments = [(0.0 if forward is None else forward(length), "forward pass")]
     for layer in survey.layers:
         if options.layers is None or layer.layer in options.layers:
             moments.append((_layer(layer, length, options, room, survey.itemsize), layer.module))
@@ -140,7 +142,7 @@ def _container() -> list[int]:
 
 
 def longest(need: Callable[[int], float], available: float, length: int) -> int:
-    """The largest number of tokens, at most length, whose need fits; 0 where 2 do not.
+    """About the largest number of tokens, at most length, whose need fits, in two digits; 0 where 2 do not.
 
     Args:
         need: bytes of a number of tokens, growing.
@@ -151,4 +153,5 @@ def longest(need: Callable[[int], float], available: float, length: int) -> int:
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if need(middle) <= available else (low, middle)
-    return low if low >= 2 else 0
+    unit = 10 ** max(0, len(str(low)) - 2)
+    return low // unit * unit if low >= 2 else 0

@@ -295,8 +295,7 @@ def _memory(
         return held, None
 
     def need(length: int) -> float:
-        passed = None if forward is None else forward_bytes(loaded.config, dtype, length, trusted)
-        size, _ = memory.largest(found, length, options, room, passed)
+        size, _ = memory.largest(found, length, options, room, forward)
         return held.process + held.weights + size + rows * min(1.0, length / longest)
 
     return held, memory.longest(need, held.available, longest)
