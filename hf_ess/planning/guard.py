@@ -46,7 +46,10 @@ def foresee(
     from hf_ess.planning.planner import places, planned, stored_dtype, torch_dtype
 
     folder = None if output is None else Path(output)
-    plan = planned(loaded, lengths, None, options, room, folder, plots)
+    try:
+        plan = planned(loaded, lengths, None, options, room, folder, plots)
+    except BadInput:  # a model that only its own loader can build is not refused for that
+        return
     if plan.refusals:
         raise BadInput(plan.refusals[0])
     if announce is None or places(loaded) - {"cpu"} or timing.nominal(plan.layers, lengths) < _LONG / 4:
@@ -74,17 +77,24 @@ def refuse(length: int, model: Any, available: int | None = None) -> None:
     """Refuses a text of that length for a loaded model where it cannot fit, see hf_ess.text.limits.check_memory."""
     if length < 2 or (available is None and length <= _SMALL_LENGTH):
         return
+    import psutil
+
+    from hf_ess.loading.weights import devices
     from hf_ess.planning import memory
     from hf_ess.planning.forward import forward_bytes
     from hf_ess.planning.survey import survey
 
     options = Options((1e-1, 1e-3, 1e-5), False, True, False, 1e-5, "reductions", None)
     dtype = next(model.parameters()).dtype
-    found = survey(model.config, dtype)
+    try:
+        found = survey(model.config, dtype)
+    except BadInput:  # see above
+        return
     if available is None:
-        import psutil
-
-        available = psutil.virtual_memory().available
+        there = memory.available_bytes(set(devices(model)))
+        if there is None:
+            return
+        available = there - psutil.Process().memory_info().rss
 
     forward = forward_bytes(model.config, dtype, length)
 

@@ -90,7 +90,7 @@ def _engine(layer: PlannedLayer, L: int, room: int | None) -> float:
     if layer.form == "state":
         some = room or recurrent.MEMORY
         return min(some, 8 * 12 * L * n * count) + 2 * 8 * (L**0.5 + 1) * n**2
-    return min(room or convolution.MEMORY, 24 * L * max(1, n - 1) ** 2 * count)
+    return min(room or convolution.MEMORY, convolution._BYTES * L * max(1, n - 1) ** 2 * count)
 
 
 def swept(layer: PlannedLayer, length: int) -> bool:

@@ -12,6 +12,7 @@ from hf_ess.planning import disk, memory, timing
 from hf_ess.planning.guard import foresee
 from hf_ess.planning.planner import plan
 from hf_ess.probing import _options
+from hf_ess.text.limits import check_memory
 from tests.tiny import tiny_checkpoint, tiny_model, tiny_tokenizer
 
 TEXT = "The lamp was out. Nobody had paid.\n" * 8
@@ -107,6 +108,17 @@ def test_a_real_run_is_refused_before_its_weights_are_read(hybrid, monkeypatch):
     monkeypatch.setattr("hf_ess.loading.weights.read", lambda request: pytest.fail("weights were read"))
     with pytest.raises(BadInput, match="of memory"):
         hf_ess.probe(hybrid, TEXT * 10)
+
+
+def test_a_model_that_cannot_be_planned_is_measured_all_the_same(hybrid, monkeypatch):
+    def cannot(*_):
+        raise BadInput("transformers cannot build it")
+
+    monkeypatch.setattr("hf_ess.planning.planner.survey", cannot)
+    monkeypatch.setattr("hf_ess.planning.survey.survey", cannot)
+    monkeypatch.setattr("hf_ess.planning.guard._SMALL_LENGTH", 2)
+    assert hf_ess.probe(hybrid, TEXT[:40]).layers
+    check_memory(1000, tiny_model("llama"))
 
 
 def test_what_takes_long_is_announced(hybrid, monkeypatch):
