@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from hf_ess.capturing import CapturedLayer, SkippedLayer, capture
 from hf_ess.errors import UnsupportedModel
 from hf_ess.loading import LoadedModel
 from hf_ess.loading.quieting import quiet
+from hf_ess.processes import Processes
 from hf_ess.results import SCHEMA_VERSION, TOKENS_SCHEMA, Result, noise
 from hf_ess.results.provenance import provenance
 from hf_ess.results.recording import Options, record, unmeasured
@@ -40,6 +42,7 @@ class ProbeRun:
         cuts: where singular values are kept, for each prompt; empty where they are not.
         memory: bytes that the work on a block of operators may take; None: as the engines see fit.
         device: where operators are measured; None: where their layer is.
+        processes: those that share the prompts.
     """
 
     def __init__(
@@ -52,9 +55,11 @@ class ProbeRun:
         cuts: list[list[int]],
         memory: int | None = None,
         device: torch.device | None = None,
+        processes: Processes | None = None,
     ) -> None:
         self.loaded, self.prompts, self.options, self.progress = loaded, prompts, options, progress
         self.found, self.cuts, self.memory, self.device = found, cuts, memory, device
+        self.processes = processes or Processes()
         self.spectra: SpectraFolder | None = None
         self.infos: list[dict[str, Any]] = []
         self.tables: list[pa.Table] = []
@@ -72,13 +77,37 @@ class ProbeRun:
             "cuts": self.cuts,
         }
 
-    def result(self, partial: PartialResult | None, delimiters: list[str], notes: list[str]) -> Result:
-        """Runs the model on every prompt; what earlier runs left in partial is not measured again."""
+    def run(self, partial: PartialResult | None) -> None:
+        """Runs the model on every prompt; what earlier runs left in partial is not measured again.
+
+        Of several processes each runs its own prompts; the first then reads what all of them left.
+        """
         if partial and self.options.spectra_dtype is not None:
             lengths = [len(p) for p in self.prompts]
-            self.spectra = SpectraFolder(partial.folder / FOLDER, self.cuts, lengths, self.options.spectra_dtype)
+            folder, rank = partial.folder / FOLDER, self.processes.rank
+            self.spectra = SpectraFolder(folder, self.cuts, lengths, self.options.spectra_dtype, rank)
+        for number, tokens in enumerate(self.prompts):
+            if self.processes.mine(number):
+                self._run(number, tokens, partial)
+        if not self.processes.alone:
+            self.processes.wait()
+            if self.processes.first:
+                self._gather(partial)
+
+    def _gather(self, partial: PartialResult | None) -> None:
+        """Starts again from the pieces of all processes, in the order that one process would have."""
+        self.infos, self.tables, self.skipped, self.reused = [], [], {}, 0
+        if self.spectra is not None:
+            self.spectra.gather()
         for number, tokens in enumerate(self.prompts):
             self._run(number, tokens, partial)
+
+    def result(self, delimiters: list[str], notes: list[str]) -> Result:
+        """What was found, after run().
+
+        Raises:
+            UnsupportedModel: no layer could be measured.
+        """
         skipped = [s for s in self.skipped.values() if s.called]
         if not self.infos:
             reasons = "; ".join(dict.fromkeys(f"{s.class_name}: {s.reason}" for s in skipped))
@@ -123,29 +152,64 @@ class ProbeRun:
     def _run(self, number: int, tokens: Tokens, partial: PartialResult | None) -> None:
         done = 0
 
-        def on_layer(layer: CapturedLayer) -> None:
+        def add(module: str, info: dict[str, Any], table: pa.Table) -> None:
             nonlocal done
             done += 1
-            info, table = self._measured(number, layer, partial)
             self.infos.append(info)
             self.tables.append(table)
             if self.progress:
-                self.progress(number, len(self.prompts), done, self.loaded.layers or done, layer.module)
+                self.progress(number, len(self.prompts), done, self.loaded.layers or done, module)
 
-        wanted = None if self.options.layers is None else set(self.options.layers)
-        assert self.loaded.model is not None
-        with quiet():  # transformers explains at length that it runs without CUDA kernels
-            skipped = capture(self.loaded.model, tokens.ids, on_layer, layers=wanted)
+        layers: list[tuple[str, int]] = []
+
+        def on_layer(layer: CapturedLayer) -> None:
+            layers.append((layer.module, layer.call))
+            add(layer.module, *self._measured(number, layer, partial))
+
+        kept = partial and self._kept(number, partial)
+        if kept:
+            skipped, found = kept
+            for module, call, info, table in found:
+                self.reused += partial is not None and partial.old(number, module, call)
+                add(module, info, table)
+        else:
+            wanted = None if self.options.layers is None else set(self.options.layers)
+            assert self.loaded.model is not None
+            with quiet():  # transformers explains at length that it runs without CUDA kernels
+                skipped = capture(self.loaded.model, tokens.ids, on_layer, layers=wanted)
+            if partial and layers:
+                partial.finish(number, layers, [asdict(layer) for layer in skipped])
         for layer in skipped:
             self.skipped.setdefault(layer.module, layer)
+
+    def _kept(
+        self, number: int, partial: PartialResult
+    ) -> tuple[list[SkippedLayer], list[tuple[str, int, dict[str, Any], pa.Table]]] | None:
+        """A prompt that is finished, so that the model need not run on it; None where any of it is missing."""
+        listed = partial.prompt(number)
+        if listed is None:
+            return None
+        layers, skipped = listed
+        found = []
+        for module, call in layers:
+            piece = partial.get(number, module, call)
+            if piece is None or not self._has_spectra(number, module, call, piece[0]):
+                return None
+            found.append((module, call, *piece))
+        return [SkippedLayer(**row) for row in skipped], found
+
+    def _has_spectra(self, number: int, module: str, call: int, info: dict[str, Any]) -> bool:
+        """Whether the stored spectra of a layer are there, where it should have some."""
+        wanted = self.spectra is not None and info["status"] == "verified" and bool(self.cuts[number])
+        return not wanted or (self.spectra is not None and self.spectra.has(number, module, call))
 
     def _measured(
         self, number: int, layer: CapturedLayer, partial: PartialResult | None
     ) -> tuple[dict[str, Any], pa.Table]:
         found = partial and partial.get(number, layer.module, layer.call)
         spectra = self.spectra if layer.verified and self.cuts[number] else None
-        if found and (spectra is None or spectra.has(number, layer.module, layer.call)):
-            self.reused += 1
+        if found and self._has_spectra(number, layer.module, layer.call, found[0]):
+            self.reused += partial is not None and partial.old(number, layer.module, layer.call)
             return found
         if not layer.verified:
             info, table = unmeasured(layer, number, self.options)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,8 @@ from hf_ess.loading import LoadedModel, load
 from hf_ess.loading.devices import spectra_device as check_spectra_device
 from hf_ess.planning.guard import foresee
 from hf_ess.probe_run import ProbeRun, Progress
-from hf_ess.results import Result
+from hf_ess.processes import Processes, processes
+from hf_ess.results import Result, load_result
 from hf_ess.results.recording import Options, usable
 from hf_ess.results.shards import DTYPES
 from hf_ess.results.writing import PartialResult
@@ -108,6 +111,9 @@ def probe(
     if options.positions is not None and output is None:
         raise BadInput('keep "spectra" writes singular values into a directory: name it with output (-o DIR)')
     room, device = _room(memory), check_spectra_device(spectra_device)
+    shared = processes()
+    if not shared.first:
+        progress = announce = None
     texts, ids = _items(text)
     if isinstance(model, LoadedModel):
         loaded = model
@@ -116,7 +122,7 @@ def probe(
             model,
             tokenizer=tokenizer,
             dtype=dtype,
-            device_map=device_map,
+            device_map=shared.device_map(device_map),
             offload_folder=offload_folder,
             revision=revision,
             gguf_file=gguf_file,
@@ -137,21 +143,50 @@ def probe(
         notes += [f"prompt {n} has no position to store spectra at" for n, at in enumerate(cuts) if not at]
         if announce is not None:
             _announce(announce, loaded.model, lengths, cuts)
-    run = ProbeRun(loaded, prompts, options, progress, found, cuts, room, device)
-    partial = None
-    if output is not None:
-        partial = PartialResult(Path(output), run.key(), overwrite)
+    run = ProbeRun(loaded, prompts, options, progress, found, cuts, room, device, shared)
     try:
-        with partial or nullcontext():
-            result = run.result(partial, list(delimiters), notes)
-            if partial is not None:
-                if plots:
-                    _draw(result, partial.folder / "plots")
-                partial.publish(result)
-                result.path = partial.target
+        with _directory(output, shared) as target:
+            return _finished(run, target, overwrite, plots, list(delimiters), notes)
     except MemoryError as error:
         raise HfEssError("the machine ran out of memory; shorten the text with --max-tokens") from error
-    return result
+
+
+@contextmanager
+def _directory(output: str | os.PathLike[str] | None, shared: Processes) -> Iterator[Path | None]:
+    """Where the result is put together; several processes without an output directory meet in a temporary one."""
+    if output is not None or shared.alone:
+        yield None if output is None else Path(output)
+        return
+    folder = shared.shared(tempfile.mkdtemp(prefix="hf-ess-") if shared.first else None)
+    yield Path(folder) / "result"
+    shared.wait()
+    if shared.first:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _finished(
+    run: ProbeRun, target: Path | None, overwrite: bool, plots: bool, delimiters: list[str], notes: list[str]
+) -> Result:
+    """Runs everything, and gives the result in every process."""
+    if target is None:
+        run.run(None)
+        return run.result(delimiters, notes)
+    shared, key = run.processes, run.key()
+    if shared.first:
+        partial = PartialResult(target, key, overwrite)
+    shared.wait()
+    if not shared.first:
+        partial = PartialResult(target, key, overwrite, first=False)
+    with partial:
+        run.run(partial)
+        if shared.first:
+            result = run.result(delimiters, notes)
+            if plots:
+                _draw(result, partial.folder / "plots")
+            partial.publish(result)
+            result.path = partial.target
+        shared.wait()
+    return result if shared.first else load_result(target)
 
 
 def _options(

@@ -92,4 +92,5 @@ def _explained(error: Exception) -> tuple[int, str]:
 
 
 def _say(message: str) -> None:
+    """On stderr; of several processes on a machine, which all read the same command, one says what is wrong with it."""
     sys.stderr.write(f"hf-ess: {message}\n")

@@ -98,6 +98,7 @@ def command(
     """Measure the effective state-size of every layer of a model on a text."""
     from hf_ess.cli import progress
     from hf_ess.probing import DEFAULT_TOLERANCES, probe
+    from hf_ess.processes import processes
     from hf_ess.tables import result as table
     from hf_ess.text.delimiters import DEFAULT
 
@@ -174,6 +175,8 @@ def command(
             progress=advance,
             announce=None if quiet else lambda line: sys.stderr.write(f"note: {line}\n"),
         )
+    if not processes().first:
+        raise typer.Exit(status(result))  # the first process speaks for all
     if as_json:
         sys.stdout.write(json.dumps(result.summary, ensure_ascii=False, allow_nan=False) + "\n")
     elif not quiet:

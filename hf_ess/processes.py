@@ -1,0 +1,78 @@
+"""One run spread over processes, as `accelerate launch` and `torchrun` start them: each has a share of the prompts."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from accelerate import PartialState
+
+#: How long a process that is done waits for the others; a launcher ends all of them when one fails.
+PATIENCE = timedelta(days=7)
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among those that work on one run.
+
+    Attributes:
+        rank: number of this process; the first, 0, holds the result directory and writes what is printed.
+        count: of all processes.
+        local: number of this process on its machine.
+    """
+
+    rank: int = 0
+    count: int = 1
+    local: int = 0
+
+    @property
+    def first(self) -> bool:
+        """Whether this process gathers the result and speaks."""
+        return self.rank == 0
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is no other."""
+        return self.count == 1
+
+    def mine(self, number: int) -> bool:
+        """Whether a prompt is this process's to run."""
+        return number % self.count == self.rank
+
+    def wait(self) -> None:
+        """Until every process is here."""
+        if not self.alone:
+            _state().wait_for_everyone()
+
+    def shared(self, value: Any) -> Any:
+        """The first process's value, in every process."""
+        if self.alone:
+            return value
+        from accelerate.utils import broadcast_object_list
+
+        _state()
+        return broadcast_object_list([value])[0]
+
+    def device_map(self, asked: Any) -> Any:
+        """Where this process's copy of the model goes: a card of its own where "cuda" is asked for."""
+        return f"cuda:{self.local}" if not self.alone and asked == "cuda" else asked
+
+
+def processes() -> Processes:
+    """What the launcher's environment says; one process without a launcher."""
+    rank, count, local = (int(os.environ.get(name) or default) for name, default in _VARIABLES)
+    return Processes(rank, count, local)
+
+
+_VARIABLES = (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
+
+
+def _state() -> PartialState:
+    """The process group: gloo on CPUs, nccl on cards."""
+    import torch
+    from accelerate import PartialState
+
+    return PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
