@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ from hf_ess.results.recording import Options
 from hf_ess.spectra import recurrent, svd_cost
 from hf_ess.spectra.ess import measure
 
-_SHORT, _LONG = 192, 384  # tokens at which the sweep is timed; it takes a L^2 + b L^3
+_SHORT, _LONG = 256, 768  # tokens at which attention is timed
+_SWEEP, _FORMING = (2.3, 3.0), (1.9, 2.3)  # powers of L by which that grows
 _READING = 0.8e9  # bytes of weights per second, read and hashed
 _STARTING = 5.0  # seconds for imports, tokenizer and files (measured: 4 to 7)
 _DRAWING = 4.0  # for three pictures
@@ -108,30 +110,32 @@ def _per_layer(layer: PlannedLayer, L: int, asked: _Asked) -> tuple[float, float
     count, n = layer.operators, layer.state
     if layer.form == "dense":
         width = min(256, layer.multiplicity)
-        applied = count * _growth(lambda length: _applied_dense(length, width), L)
-        return applied, count * _growth(lambda length: _swept(length, asked), L * layer.tss.block)
+        applied = count * _growth(lambda length: _applied_dense(length, width), L, *_FORMING)
+        return applied, count * _growth(lambda length: _swept(length, asked), L * layer.tss.block, *_SWEEP)
     if layer.form == "convolution":
         return 0.0, count * (L - 1) * _corner(max(2, n), asked)
     applied = _steps(count, L, n, layer.multiplicity, layer.rank_one)
     if swept(layer, L):
-        formed = _growth(lambda length: _formed(length, n, layer.rank_one), L)
-        return applied + count * formed, count * _growth(lambda length: _swept(length, asked), L)
+        formed = _growth(lambda length: _formed(length, n, layer.rank_one), L, *_FORMING)
+        return applied + count * formed, count * _growth(lambda length: _swept(length, asked), L, *_SWEEP)
     return applied, count * (L - 1) * _cut(n, layer.rank_one, asked)
 
 
-def _growth(seconds: Callable[[int], float], L: int) -> float:
-    """a L^2 + b L^3 through two lengths."""
+def _growth(seconds: Callable[[int], float], L: int, least: float, most: float) -> float:
+    """c L^p through two lengths, p within what is known of the work.
+
+    The sweep was measured to grow as L^2.5 to L^2.6 from 512 to 2,048 tokens (benchmarks/results/engines.md).
+    """
     short, long = seconds(_SHORT), seconds(_LONG)
-    b = max(0.0, (long / _LONG**2 - short / _SHORT**2) / (_LONG - _SHORT))
-    a = max(0.0, short / _SHORT**2 - b * _SHORT)
-    return a * L**2 + b * L**3
+    power = math.log(long / short) / math.log(_LONG / _SHORT)
+    return long * (L / _LONG) ** min(max(power, least), most)
 
 
-def _timed(run: Callable[[], object], repeats: int = 2) -> float:
-    """The best of some calls, after one that warms up (and compiles)."""
+def _timed(run: Callable[[], object]) -> float:
+    """The better of two calls, after one that warms up (and compiles)."""
     run()
     times = []
-    for _ in range(repeats):
+    for _ in range(2):
         start = time.perf_counter()
         run()
         times.append(time.perf_counter() - start)
@@ -145,7 +149,7 @@ def multiplications(dtype: torch.dtype) -> float:
     return 2 * 256 * 1024**2 / _timed(lambda: x @ w)
 
 
-def _attention(L: int, count: int = 2) -> SoftmaxAttention:
+def _attention(L: int, count: int = 1) -> SoftmaxAttention:
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(count, L, 64, generator=generator) for _ in range(2))
     return SoftmaxAttention(q, k, 0.125, mask=torch.ones(1, L, L, dtype=torch.bool).tril())
@@ -169,10 +173,14 @@ def _swept(L: int, asked: _Asked) -> float:
 
 @functools.lru_cache
 def _applied_dense(L: int, width: int) -> float:
-    """Seconds to form one dense operator twice and apply it to its inputs."""
+    """Seconds to form one dense operator twice, apply it, and for the model's own attention and its reference."""
     op = _attention(L)
-    u = torch.randn(op.count, L, width)
-    return _timed(lambda: (op.apply(u), op.dense())) / op.count
+    u, hidden = torch.randn(op.count, L, width), torch.zeros(1, L, L)
+
+    def attention() -> torch.Tensor:
+        return (op.q @ op.k.mT * op.scaling + hidden).softmax(-1) @ u
+
+    return _timed(lambda: (op.apply(u), op.dense(), attention(), attention())) / op.count
 
 
 @functools.lru_cache
@@ -188,7 +196,7 @@ def _cut(n: int, rank_one: bool, asked: _Asked) -> float:
     count, L = (64, 96) if n <= 32 else (8, 48)
     op, (tolerances, entropy, _, relative) = _recurrence(count, L, n, rank_one), asked
     if n >= 64:  # what is to be timed is the recurrence, not the sweep that suits so short a text
-        return _timed(lambda: list(recurrent.spectrum(op)), 1) / count / (L - 1)
+        return _timed(lambda: list(recurrent.spectrum(op))) / count / (L - 1)
     return _timed(lambda: measure(op, tolerances, entropy=entropy, relative=relative)) / count / (L - 1)
 
 
