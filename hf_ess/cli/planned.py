@@ -16,12 +16,15 @@ def run(as_json: bool, quiet: bool, model: str, texts: list[str] | None, **argum
         BadInput: as a probe, or neither a text nor a number of tokens.
     """
     from hf_ess.planning.planner import plan
+    from hf_ess.processes import processes
     from hf_ess.tables import plan as table
 
     tokens = None if texts is not None else arguments.pop("max_tokens")
     if texts is None and tokens is None:
         raise BadInput("a dry run needs a text (--text, --prompt, --dataset) or a number of tokens (--max-tokens N)")
     planned = plan(model, texts, tokens=tokens, **arguments)
+    if not processes().first:
+        return 2 if planned.refusals else 0  # the first process speaks for all
     if as_json:
         sys.stdout.write(json.dumps(planned.to_json(), ensure_ascii=False, allow_nan=False) + "\n")
     elif not quiet:

@@ -117,6 +117,7 @@ def load(
     trust_remote_code: bool = False,
     with_model: bool = True,
     with_tokenizer: bool = True,
+    config_only: bool = False,
 ) -> LoadedModel:
     """Load a model and its tokenizer.
 
@@ -132,6 +133,7 @@ def load(
         trust_remote_code: run code that is part of the checkpoint; never asked for on the terminal.
         with_model: False puts the weights off until `read_weights`, and judges all that can be judged
         without them. with_tokenizer: False for a run on token ids.
+        config_only: with with_model=False, a folder need not hold any weights.
 
     Raises:
         BadInput: mistyped, missing, gated, damaged, incomplete ...: what, where, and what to do.
@@ -146,7 +148,7 @@ def load(
         if source.gguf is None:
             raw = configs.read_config(source.folder, source.name)
             configs.judge(raw, source.name, trust_remote_code=trust_remote_code)
-            if source.repository is None:
+            if source.repository is None and not config_only:
                 checkpoints.find_weights(source.folder, raw)  # nothing to read is said before anything slow
         else:
             checkpoints.check_gguf(source.folder / source.gguf)

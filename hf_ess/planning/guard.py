@@ -44,6 +44,7 @@ def foresee(
         return
     from hf_ess.planning import timing
     from hf_ess.planning.planner import places, planned, stored_dtype, torch_dtype
+    from hf_ess.processes import processes
 
     folder = None if output is None else Path(output)
     try:
@@ -55,7 +56,8 @@ def foresee(
     if announce is None or places(loaded) - {"cpu"} or timing.nominal(plan.layers, lengths) < _LONG / 4:
         return
     dtype = torch_dtype(loaded, stored_dtype(loaded)[0])
-    seconds = timing.estimated(plan.survey, plan.layers, lengths, None, options, dtype, plots).total
+    mine = [length for number, length in enumerate(lengths) if processes().mine(number)]
+    seconds = timing.estimated(plan.survey, plan.layers, mine, None, options, dtype, plots).total
     if seconds > _LONG:
         operators = sum(layer.operators for layer in plan.layers)
         announce(

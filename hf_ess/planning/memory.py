@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -114,6 +115,8 @@ def process_bytes() -> int:
 def available_bytes(places: set[str]) -> int | None:
     """What a run may hold: free memory, within the limit of a container, and what this process holds already.
 
+    Several processes that a launcher started on this machine (LOCAL_WORLD_SIZE) share it.
+
     Args:
         places: devices of the model.  Memory of GPUs is added where it is not on the CPU alone; None with "disk".
     """
@@ -122,10 +125,10 @@ def available_bytes(places: set[str]) -> int | None:
 
     if "disk" in places:
         return None
-    total = psutil.Process().memory_info().rss + min([psutil.virtual_memory().available, *_container()])
+    free = min([psutil.virtual_memory().available, *_container()])
     if places - {"cpu"} and torch.cuda.is_available():
-        total += sum(torch.cuda.mem_get_info(k)[0] for k in range(torch.cuda.device_count()))
-    return total
+        free += sum(torch.cuda.mem_get_info(k)[0] for k in range(torch.cuda.device_count()))
+    return psutil.Process().memory_info().rss + free // int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
 
 
 def _container() -> list[int]:

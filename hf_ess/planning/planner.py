@@ -16,6 +16,7 @@ from hf_ess.planning.disk import Disk
 from hf_ess.planning.forward import forward_bytes
 from hf_ess.planning.memory import Memory
 from hf_ess.planning.survey import PlannedLayer, Survey, survey
+from hf_ess.processes import processes
 from hf_ess.results.recording import Options
 from hf_ess.text import delimiters as delims
 
@@ -181,6 +182,7 @@ def plan(
             gguf_file=gguf_file,
             trust_remote_code=trust_remote_code,
             with_model=False,
+            config_only=True,
             with_tokenizer=bool(texts) or (text is not None and tokenizer is not None),
         )
     cuts: list[list[int]] | None = [[]]
@@ -241,6 +243,9 @@ def planned(
         )
     if cuts is None:
         notes.append("how many spectra are stored depends on the delimiters in the text: give the text")
+    shared = processes()
+    if not shared.alone:
+        notes.append(f"{shared.count} processes share the prompts: memory and time are those of one of them")
     held, fits = _memory(loaded, found, layers, lengths, options, room, dtype, trusted)
     if held.unknown:
         notes.append(held.unknown)
@@ -252,7 +257,9 @@ def planned(
         from hf_ess.planning import timing
 
         pictures = plots and output is not None
-        took = timing.estimated(found, layers, lengths, cuts, options, torch_dtype(loaded, dtype), pictures)
+        mine = [number for number in range(len(lengths)) if shared.mine(number)]
+        own, at = [lengths[n] for n in mine], None if cuts is None else [cuts[n] for n in mine]
+        took = timing.estimated(found, layers, own, at, options, torch_dtype(loaded, dtype), pictures)
     name = str(torch_dtype(loaded, dtype)).removeprefix("torch.")
     return Plan(
         loaded.name,
@@ -311,7 +318,10 @@ def stored_dtype(loaded: LoadedModel) -> tuple[Any, bool]:
     if request.source.repository is None:  # transformers then goes by the files
         import torch
 
-        stored = checkpoints.check_weights(checkpoints.find_weights(request.source.folder, request.raw))
+        try:
+            stored = checkpoints.check_weights(checkpoints.find_weights(request.source.folder, request.raw))
+        except BadInput:  # a plan can be made of config.json alone
+            stored = None
         return getattr(torch, stored or "", "auto"), request.trust_remote_code
     return "auto", request.trust_remote_code
 

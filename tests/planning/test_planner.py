@@ -13,7 +13,7 @@ from hf_ess.planning.guard import foresee
 from hf_ess.planning.planner import plan
 from hf_ess.probing import _options
 from hf_ess.text.limits import check_memory
-from tests.tiny import tiny_checkpoint, tiny_model, tiny_tokenizer
+from tests.tiny import tiny_checkpoint, tiny_config, tiny_model, tiny_tokenizer
 
 TEXT = "The lamp was out. Nobody had paid.\n" * 8
 
@@ -64,6 +64,22 @@ def test_nothing_is_loaded(tmp_path, monkeypatch):
     planned = plan(str(folder), tokens=[100, 50], time=False)
     assert planned.tokens == [100, 50] and planned.cuts == 148 and planned.parameters > 0
     assert json.loads(json.dumps(planned.to_json(), allow_nan=False))["memory"]["peak"] == planned.memory.peak
+
+
+def test_config_json_alone_is_enough(tmp_path):
+    tiny_config("mamba2").save_pretrained(tmp_path)
+    assert {layer.kind for layer in plan(str(tmp_path), tokens=100, time=False).layers} == {"mamba2"}
+    with pytest.raises(BadInput, match="no weights"):
+        hf_ess.probe(str(tmp_path), [1, 2, 3])
+
+
+def test_processes_share_prompts_and_memory(hybrid, monkeypatch):
+    alone, free = plan(hybrid, tokens=[300] * 4), memory.available_bytes({"cpu"})
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    shared = plan(hybrid, tokens=[300] * 4)
+    assert shared.time.spectra == pytest.approx(alone.time.spectra / 2)
+    assert memory.available_bytes({"cpu"}) < 0.7 * free and any("2 processes" in note for note in shared.notes)
 
 
 def test_a_model_in_memory_and_ids():
