@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hf_ess.errors import NonFiniteOperator
 from hf_ess.operators import ConvolutionOperator, DenseOperator, Operator, StateSpaceOperator
-from hf_ess.spectra import convolution, dense, metrics, recurrent
+from hf_ess.spectra import convolution, dense, metrics, recurrent, svds
 
 _ROOM = 2**24  # numbers of T that one block of dense operators may hold: 128 MB in float64
 _COPIES = 8  # of T, while it is formed and swept (measured: 5 to 7)
@@ -149,7 +149,7 @@ def _at_positions(
         return list(torch.cat(parts).unbind(1)), recurrent.resolution(some).amax(1)
     block = getattr(some, "block", 1)
     noise = some.length * block * torch.finfo(torch.float64).eps * frobenius.amax(1)
-    return dense.singular_values(T, positions, block=block), noise
+    return svds.singular_values(T, positions, block), noise
 
 
 def _by_spectra(
@@ -264,7 +264,7 @@ def singular_values(op_or_T: Operator | Tensor, positions: Sequence[int]) -> lis
     else:
         block = getattr(operator, "block", 1)
         blocks = operator.blocks(_dense_block(operator, None))
-        pieces = [dense.singular_values(some.dense(), positions, block=block) for _, some in blocks]
+        pieces = [svds.singular_values(some.dense(), positions, block) for _, some in blocks]
         per_position = [torch.cat(values) for values in zip(*pieces)]
     return [s.reshape(*lead, s.shape[-1]) for s in per_position]
 
