@@ -99,7 +99,7 @@ def nominal(layers: Sequence[PlannedLayer], lengths: Sequence[int]) -> float:
 def spoken(seconds: float) -> str:
     """A length of time as people say it."""
     if seconds < 90:
-        return f"{seconds:.0f} seconds"
+        return f"{seconds:.0f} second{'' if round(seconds) == 1 else 's'}"
     if seconds < 5400:
         return f"{seconds / 60:.0f} minutes"
     return f"{seconds / 3600:.1f} hours" if seconds < 2 * 86400 else f"{seconds / 86400:.1f} days"
@@ -132,14 +132,13 @@ def _growth(seconds: Callable[[int], float], L: int, least: float, most: float) 
 
 
 def _timed(run: Callable[[], object]) -> float:
-    """The better of two calls, after one that warms up (and compiles)."""
+    """Seconds of a call, after one that warms up (and compiles); in the mean, since what else runs slows a run too."""
     run()
-    times = []
-    for _ in range(2):
-        start = time.perf_counter()
+    calls, start = 0, time.perf_counter()
+    while calls < 3 or (calls < 100 and time.perf_counter() - start < 0.1):
         run()
-        times.append(time.perf_counter() - start)
-    return min(times)
+        calls += 1
+    return (time.perf_counter() - start) / calls
 
 
 @functools.lru_cache
