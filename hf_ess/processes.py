@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+
+from hf_ess.errors import HfEssError
 
 if TYPE_CHECKING:
     from accelerate import PartialState
@@ -45,7 +49,8 @@ class Processes:
     def wait(self) -> None:
         """Until every process is here."""
         if not self.alone:
-            _state().wait_for_everyone()
+            with _together():
+                _state().wait_for_everyone()
 
     def shared(self, value: Any) -> Any:
         """The first process's value, in every process."""
@@ -53,8 +58,9 @@ class Processes:
             return value
         from accelerate.utils import broadcast_object_list
 
-        _state()
-        return broadcast_object_list([value])[0]
+        with _together():
+            _state()
+            return broadcast_object_list([value])[0]
 
     def device_map(self, asked: Any) -> Any:
         """Where this process's copy of the model goes: a card of its own where "cuda" is asked for."""
@@ -68,6 +74,18 @@ def processes() -> Processes:
 
 
 _VARIABLES = (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
+
+
+@contextmanager
+def _together() -> Iterator[None]:
+    """Turns what torch says of a lost process into a sentence."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise HfEssError(
+            "another process of this run ended before its work was done, and has said why; the same command goes on "
+            "from what is finished"
+        ) from error
 
 
 def _state() -> PartialState:

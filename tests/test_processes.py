@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -126,6 +127,34 @@ def test_one_process_fails(tmp_path, model):
     # what the other finished is kept, and one process alone goes on from it
     result = hf_ess.probe(model, TEXTS[:4], output=out)
     same(result, hf_ess.probe(model, TEXTS[:4]))
+
+
+@pytest.mark.slow
+def test_bad_input_is_said_once(tmp_path):
+    done = launched(["-m", "hf_ess", "probe", str(tmp_path / "no-model"), "--prompt", "a b"])
+    assert done.returncode != 0 and done.stderr.count("hf-ess: ") == 1 and "there is no file" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_lost_process_without_a_launcher_that_ends_the_others(tmp_path, model):
+    script, source = tmp_path / "failing.py", dataset(tmp_path, TEXTS[:4])
+    script.write_text(FAILING)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    command = [sys.executable, str(script), "probe", model, "--dataset", source, "-o", str(tmp_path / "out")]
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    shared["PYTHONPATH"] = str(Path(hf_ess.__file__).parent.parent)
+    started = [
+        subprocess.Popen(
+            command, env={**os.environ, **shared, "RANK": r, "LOCAL_RANK": r}, stderr=subprocess.PIPE, text=True
+        )
+        for r in "01"
+    ]
+    said = [process.communicate(timeout=120)[1] for process in started]
+    assert [process.returncode for process in started] == [1, 1]
+    assert "another process of this run ended" in said[0] and "the card of this process is gone" in said[1]
+    assert "Traceback" not in "".join(said)
 
 
 @pytest.mark.slow

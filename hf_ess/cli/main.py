@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import Annotated
 
 import typer
@@ -75,6 +76,8 @@ def run(arguments: list[str]) -> int:
         if "--debug" in arguments:
             raise
         status, message = _explained(error)
+        if status == 2:
+            _let_the_first_speak()
         _say(message)
         return status
 
@@ -91,6 +94,14 @@ def _explained(error: Exception) -> tuple[int, str]:
     return 1, f"unexpected {type(error).__name__}: {first} (--debug shows where)"
 
 
+def _let_the_first_speak() -> None:
+    """Waits, in the other processes of a machine: what is wrong with a command the first finds too, and its launcher
+    ends the others when it has said so."""
+    from hf_ess.processes import processes
+
+    if processes().local:
+        time.sleep(3)
+
+
 def _say(message: str) -> None:
-    """On stderr; of several processes on a machine, which all read the same command, one says what is wrong with it."""
     sys.stderr.write(f"hf-ess: {message}\n")
