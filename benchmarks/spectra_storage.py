@@ -70,11 +70,59 @@ def compare(counted, direct) -> str:
     )
 
 
+def large_layer(memory: int, channels: int = 8192, length: int = 1024, state: int = 16) -> None:
+    """One layer of the shape of Falcon Mamba 7B, all its spectra written; prints what it took as JSON."""
+    import resource
+
+    import psutil
+    import torch
+
+    from hf_ess.operators import SelectiveScan
+    from hf_ess.results.shards import ShardWriter
+    from hf_ess.spectra.ess import measure
+
+    torch.manual_seed(0)
+
+    def scan(count: int) -> SelectiveScan:
+        features = torch.randn(length, state), torch.randn(length, state)
+        return SelectiveScan(torch.rand(count, length) * 0.1, -torch.rand(count, state) * 8, *features)
+
+    measure(scan(2), ASKED)  # compiles what is compiled
+    operator, cuts = scan(channels), list(range(1, length))
+    widths = [min(i, length - i, state) for i in cuts]
+    before, start = psutil.Process().memory_info().rss, time.perf_counter()
+    with tempfile.TemporaryFile() as file:
+        writer = ShardWriter(file, channels, cuts, widths, operator.tss()[:1], "bfloat16")
+        found = measure(operator, ASKED, memory=memory, sink=writer)
+        writer.finish()
+        size = file.tell() and os.fstat(file.fileno()).st_size
+    kept = sum(x.numel() * x.element_size() for x in vars(found).values() if x is not None)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before - kept
+    print(json.dumps({"seconds": time.perf_counter() - start, "peak": peak, "kept": kept, "file": size}))
+
+
+def large_layers() -> None:
+    """The same under several bounds of memory, each in a process of its own."""
+    print("\nOne layer of 8,192 Mamba channels, n = 16, 1,024 tokens, all 1,023 cuts (float64: 1.0 GiB of values):")
+    for bound in (64, 256, 1024):
+        line = [sys.executable, "-m", "benchmarks.spectra_storage", "--layer", str(bound)]
+        done = json.loads(subprocess.run(line, capture_output=True, text=True, check=True).stdout)
+        print(
+            f"  memory {bound:5} MiB: {done['seconds']:6.1f} s, {done['peak'] / MIB:6.0f} MiB above the operators and "
+            f"the {done['kept'] / MIB:.0f} MiB of counts returned; file {done['file'] / MIB:.0f} MiB",
+            flush=True,
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--positions", default="every:8")
+    parser.add_argument("--layer", type=int, help=argparse.SUPPRESS)
     a = parser.parse_args()
+    if a.layer:
+        large_layer(a.layer * MIB)
+        return
     import torch
 
     import hf_ess
@@ -138,7 +186,8 @@ def main() -> None:
         print(
             f"  with layers 10-29 on disk (device {disk.summary['provenance']['device']}): every value equal: {equal}"
         )
-        print(f"  and counted from its spectra: {compare(hf_ess.retol(disk, NEW), direct)}")
+        print(f"  and counted from its spectra: {compare(hf_ess.retol(disk, NEW), direct)}", flush=True)
+    large_layers()
 
 
 if __name__ == "__main__":
