@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +14,7 @@ from hf_ess.loading import LoadedModel, load
 from hf_ess.loading.devices import spectra_device as check_spectra_device
 from hf_ess.planning.guard import foresee
 from hf_ess.probe_run import ProbeRun, Progress
-from hf_ess.processes import Processes, processes
+from hf_ess.processes import meeting_place, processes
 from hf_ess.results import Result, load_result
 from hf_ess.results.recording import Options, usable
 from hf_ess.results.shards import DTYPES
@@ -145,23 +142,10 @@ def probe(
             _announce(announce, loaded.model, lengths, cuts)
     run = ProbeRun(loaded, prompts, options, progress, found, cuts, room, device, shared)
     try:
-        with _directory(output, shared) as target:
+        with meeting_place(output, shared) as target:
             return _finished(run, target, overwrite, plots, list(delimiters), notes)
     except MemoryError as error:
         raise HfEssError("the machine ran out of memory; shorten the text with --max-tokens") from error
-
-
-@contextmanager
-def _directory(output: str | os.PathLike[str] | None, shared: Processes) -> Iterator[Path | None]:
-    """Where the result is put together; several processes without an output directory meet in a temporary one."""
-    if output is not None or shared.alone:
-        yield None if output is None else Path(output)
-        return
-    folder = shared.shared(tempfile.mkdtemp(prefix="hf-ess-") if shared.first else None)
-    yield Path(folder) / "result"
-    shared.wait()
-    if shared.first:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _finished(
@@ -172,12 +156,7 @@ def _finished(
         run.run(None)
         return run.result(delimiters, notes)
     shared, key = run.processes, run.key()
-    if shared.first:
-        partial = PartialResult(target, key, overwrite)
-    shared.wait()
-    if not shared.first:
-        partial = PartialResult(target, key, overwrite, first=False)
-    with partial:
+    with PartialResult.of(shared, target, key, overwrite) as partial:
         run.run(partial)
         if shared.first:
             result = run.result(delimiters, notes)

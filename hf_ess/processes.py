@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_ess.errors import HfEssError
@@ -65,6 +68,19 @@ class Processes:
     def device_map(self, asked: Any) -> Any:
         """Where this process's copy of the model goes: a card of its own where "cuda" is asked for."""
         return f"cuda:{self.local}" if not self.alone and asked == "cuda" else asked
+
+
+@contextmanager
+def meeting_place(output: str | os.PathLike[str] | None, shared: Processes) -> Iterator[Path | None]:
+    """Where the result is put together; several processes without an output directory meet in a temporary one."""
+    if output is not None or shared.alone:
+        yield None if output is None else Path(output)
+        return
+    folder = shared.shared(tempfile.mkdtemp(prefix="hf-ess-") if shared.first else None)
+    yield Path(folder) / "result"
+    shared.wait()
+    if shared.first:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def processes() -> Processes:

@@ -130,6 +130,30 @@ def test_one_process_fails(tmp_path, model):
 
 
 @pytest.mark.slow
+def test_a_comparison_by_two_processes(tmp_path, model):
+    prompts = [
+        f"The lamp was out in house {n}<sep> He went home, and a ship came in the light of it." for n in range(5)
+    ]
+    arguments = [
+        "-m",
+        "hf_ess",
+        "compare",
+        model,
+        "--dataset",
+        dataset(tmp_path, prompts),
+        "--replace",
+        ".",
+        "--control",
+    ]
+    done = launched([*arguments, " the", "--tol", "1e-2", "-o", str(tmp_path / "two"), "--no-plots"])
+    assert done.returncode == 0, done.stderr
+    two = hf_ess.load_comparison(tmp_path / "two")
+    one = hf_ess.compare(model, prompts, replace=["."], control=" the", tolerances=[1e-2], output=tmp_path / "one")
+    assert two.curves.equals(one.curves) and two.effects == one.effects and two.summary["reused_runs"] == 0
+    assert done.stdout.count(two.summary["provenance"]["model"]) == 1
+
+
+@pytest.mark.slow
 def test_bad_input_is_said_once(tmp_path):
     done = launched(["-m", "hf_ess", "probe", str(tmp_path / "no-model"), "--prompt", "a b"])
     assert done.returncode != 0 and done.stderr.count("hf-ess: ") == 1 and "there is no file" in done.stderr

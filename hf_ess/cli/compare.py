@@ -75,6 +75,7 @@ def command(
     from hf_ess.cli import progress
     from hf_ess.comparing.comparison import compare
     from hf_ess.probing import DEFAULT_TOLERANCES
+    from hf_ess.processes import processes
     from hf_ess.tables import terminal
     from hf_ess.tables.comparison import effect_table, group_table, heading, notes
 
@@ -111,6 +112,10 @@ def command(
             plots=plots,
             progress=advance,
         )
+    checks = result.summary["verification"]
+    status = 3 if checks["failed"] or checks["not_finite"] else 0
+    if not processes().first:
+        raise typer.Exit(status)  # the first process speaks for all
     if as_json:
         sys.stdout.write(json.dumps(result.to_json(), ensure_ascii=False, allow_nan=False) + "\n")
     elif not quiet:
@@ -124,8 +129,7 @@ def command(
         if output is not None:
             sys.stderr.write(f"comparison written to {output}\n")
     sys.stdout.flush()
-    checks = result.summary["verification"]
-    raise typer.Exit(3 if checks["failed"] or checks["not_finite"] else 0)
+    raise typer.Exit(status)
 
 
 command.__doc__ = f"{command.__doc__}\n{EXAMPLES}"

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from hf_ess.comparing.preparing import Plan, measured_as
 from hf_ess.errors import BadInput
 from hf_ess.loading import LoadedModel, load
 from hf_ess.probing import DEFAULT_TOLERANCES, Progress
+from hf_ess.processes import meeting_place, processes
 from hf_ess.results.files import partial_path, publish, refuse_existing, write_json, write_table
 
 if TYPE_CHECKING:
@@ -190,21 +190,26 @@ def compare(
         refuse_existing(Path(output), overwrite)  # before anything slow
     prompts = [text] if isinstance(text, str) else list(text)
     plan = Plan(prompts, at, replace, control, second_control, continuation, max_tokens, parse_special, settings)
-    loaded = model
+    loaded, shared = model, processes()
     if not isinstance(loaded, LoadedModel):
         loaded = load(
             loaded,
             tokenizer=tokenizer,
             dtype=dtype,
-            device_map=device_map,
+            device_map=shared.device_map(device_map),
             revision=revision,
             gguf_file=gguf_file,
             trust_remote_code=trust_remote_code,
         )
-    prepared = plan.prepared(loaded, progress)
-    with KeptRuns(Path(output), prepared.runs.key(), overwrite) if output is not None else nullcontext() as kept:
-        prepared.runs.run(kept)
-        result = Comparison(prepared.summary(kept.reused if kept else 0), prepared.curves())
-        if kept is not None:
-            kept.publish_by(lambda folder: result.write(folder, plots))
-    return result
+    prepared = plan.prepared(loaded, progress if shared.first else None)
+    with meeting_place(output, shared) as target:
+        if target is None:
+            prepared.runs.run()
+            return Comparison(prepared.summary(), prepared.curves())
+        with KeptRuns.of(shared, target, prepared.runs.key(), overwrite) as kept:
+            prepared.runs.run(kept, shared)
+            if shared.first:
+                result = Comparison(prepared.summary(kept.reused), prepared.curves())
+                kept.publish_by(lambda folder: result.write(folder, plots))
+            shared.wait()
+        return result if shared.first else load_comparison(target)

@@ -40,7 +40,7 @@ class KeptRuns(PartialDirectory):
                 }
         except (OSError, ValueError, KeyError, EOFError, BadZipFile):
             return None
-        self.reused += 1
+        self.reused += _name(prompt, variant) in self.existing
         return layers, [SkippedLayer(**row) for row in meta["skipped"]]
 
     def put(self, prompt: int, variant: int, layers: dict[Key, Measured], skipped: list[SkippedLayer]) -> None:

@@ -16,6 +16,7 @@ from hf_ess.comparing.substituted import Key, Measured, Settings, run
 from hf_ess.errors import HfEssError, UnsupportedModel
 from hf_ess.loading import LoadedModel
 from hf_ess.probing import Progress
+from hf_ess.processes import Processes
 from hf_ess.results.provenance import provenance
 
 CURVES_SCHEMA = pa.schema(
@@ -81,18 +82,26 @@ class Runs:
             "settings": asdict(self.settings),
         }
 
-    def run(self, kept: KeptRuns | None = None) -> Runs:
+    def run(self, kept: KeptRuns | None = None, shared: Processes | None = None) -> Runs:
         """Runs everything that is not finished yet.
 
         Args:
             kept: where finished runs are, and are put.
+            shared: processes that share the prompts; the first then reads what all of them left.
 
         Raises:
             UnsupportedModel: no layer could be measured.
             HfEssError: the machine ran out of memory.
         """
+        shared = shared or Processes()
         try:
-            self._run(kept)
+            self._run(kept, shared)
+            shared.wait()
+            if not shared.first:
+                return self
+            if not shared.alone and kept is not None:
+                self.found, self.skipped, kept.reused = [], {}, 0
+                self._run(kept, Processes())
         except MemoryError as error:
             raise HfEssError("the machine ran out of memory; shorten the text with --max-tokens") from error
         if not self.mixers():
@@ -104,10 +113,13 @@ class Runs:
             )
         return self
 
-    def _run(self, kept: KeptRuns | None) -> None:
+    def _run(self, kept: KeptRuns | None, shared: Processes) -> None:
         runs, number = sum(len(variants) for variants in self.prompts), 0
         for prompt, variants in enumerate(self.prompts):
             self.found.append({})
+            if not shared.mine(prompt):
+                number += len(variants)
+                continue
             for at, (label, variant) in enumerate(variants.items()):
                 done = 0
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hf_ess.errors import BadInput, HfEssError
+from hf_ess.processes import Processes
 from hf_ess.results import Result, files
 
 
@@ -61,6 +62,18 @@ class PartialDirectory:
             if files.full(error):
                 self.abandon()
             raise kind(f"cannot write to {target}: {error.strerror or error}") from error
+
+    @classmethod
+    def of(cls, shared: Processes, target: Path, key: dict[str, Any], overwrite: bool = False) -> Self:
+        """The directory of one or several processes, in each of them: the first makes it.
+
+        Raises:
+            BadInput: as the constructor.
+        """
+        if shared.first:
+            made = cls(target, key, overwrite)
+        shared.wait()
+        return made if shared.first else cls(target, key, overwrite, first=False)
 
     def _key(self) -> Any:
         try:
