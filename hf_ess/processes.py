@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_ess.errors import HfEssError
+from hf_ess.errors import BadInput, HfEssError
 
 if TYPE_CHECKING:
     from accelerate import PartialState
@@ -81,6 +81,16 @@ def meeting_place(output: str | os.PathLike[str] | None, shared: Processes) -> I
     shared.wait()
     if shared.first:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def require_one(what: str) -> None:
+    """Refuses a launcher for what does not share its work.
+
+    Raises:
+        BadInput: there are several processes.
+    """
+    if not processes().alone:
+        raise BadInput(f"{what} runs in one process: start it without accelerate launch or torchrun")
 
 
 def processes() -> Processes:

@@ -91,6 +91,14 @@ def test_a_finished_prompt_is_not_run_again(tmp_path, model, monkeypatch):
     same(result, hf_ess.probe(model, TEXTS[:4]))
 
 
+def test_what_runs_in_one_process(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(BadInput, match="one process"):
+        hf_ess.study("code", "demo:llama")
+    with pytest.raises(BadInput, match="one process"):
+        hf_ess.compare_models(["demo:llama", "demo:falcon-mamba"], "a b")
+
+
 def test_a_process_that_does_not_see_the_folder(tmp_path):
     with pytest.raises(BadInput, match="name an output directory that all machines share"):
         PartialResult(tmp_path / "out", {"ids": [1]}, first=False)

@@ -11,6 +11,7 @@ from typing import Any
 from hf_ess.errors import BadInput
 from hf_ess.loading import LoadedModel
 from hf_ess.probing import DEFAULT_TOLERANCES, Progress, probe
+from hf_ess.processes import require_one
 from hf_ess.results import Result
 from hf_ess.results.files import partial_path, publish, refuse_existing, write_json
 
@@ -101,6 +102,7 @@ def compare_models(
     Raises:
         BadInput, UnsupportedModel: a model, the text or an option cannot be used.
     """
+    require_one("a comparison of models")
     if isinstance(models, str) or len(models) < 2:
         raise BadInput("give at least two models to compare")
     if output is not None:

@@ -16,6 +16,7 @@ from hf_ess.comparing.runs import Runs, Variant
 from hf_ess.errors import BadInput
 from hf_ess.loading import LoadedModel, load
 from hf_ess.probing import DEFAULT_TOLERANCES, Progress
+from hf_ess.processes import require_one
 from hf_ess.results.files import refuse_existing
 from hf_ess.results.provenance import provenance
 from hf_ess.studying import classes, shots
@@ -82,6 +83,7 @@ def study(
         raise BadInput(f"name the model to study, or a preset that has one: {', '.join(chosen.presets) or 'none'}")
     if replace and "replace" not in settings:
         raise BadInput(f"the study {chosen.name} puts no tokens in, so replace does not go with it")
+    require_one("a study")
     settings |= {"replace": list(replace)} if replace else {}
     dataset = settings.get("dataset") if dataset is None else dataset
     if not isinstance(model, LoadedModel):
