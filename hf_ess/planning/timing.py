@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -132,13 +133,14 @@ def _growth(seconds: Callable[[int], float], L: int, least: float, most: float) 
 
 
 def _timed(run: Callable[[], object]) -> float:
-    """Seconds of a call, after one that warms up (and compiles); in the mean, since what else runs slows a run too."""
+    """Seconds of a call, after one that warms up (and compiles): the median, since what else runs slows a run too."""
     run()
-    calls, start = 0, time.perf_counter()
-    while calls < 3 or (calls < 100 and time.perf_counter() - start < 0.1):
+    times: list[float] = []
+    while len(times) < 3 or (len(times) < 100 and sum(times) < 0.1):
+        start = time.perf_counter()
         run()
-        calls += 1
-    return (time.perf_counter() - start) / calls
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
 
 
 @functools.lru_cache
