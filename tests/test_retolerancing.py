@@ -28,6 +28,11 @@ def stored(model, out, **options):
     )
 
 
+def curves(result, metric):
+    """Values by layer, unit and tolerance."""
+    return {(r["layer"], r["unit"], r["tolerance"]): r["values"] for r in result.rows(metric=metric, reduction=None)}
+
+
 @pytest.mark.parametrize("relative", [False, True])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("name", ["llama", "falcon_mamba", "jamba", "lfm2"])
@@ -37,18 +42,16 @@ def test_counts_are_the_direct_ones_up_to_what_rounding_hides(name, dtype, relat
     direct = hf_ess.probe(model, token_ids(model), tolerances=TOLERANCES, relative=relative)
     found = hf_ess.retol(tmp_path / "out", TOLERANCES)
     assert found.tolerances == list(TOLERANCES) and len(found.layers) == len(direct.layers)
+    ours, doubt, theirs = curves(found, "tolerance"), curves(found, "uncertain"), curves(direct, "tolerance")
     layers, _ = captured(model, token_ids(model))
     hidden = 0
     for layer in layers:
         spectra = all_spectra(layer.operator.dense())
         for tol in TOLERANCES:
             for unit in range(layer.operator.count):
-                where = {"layer": layer.layer, "unit": unit, "tolerance": tol}
-                (ours,) = found.rows(metric="tolerance", **where)
-                (doubt,) = found.rows(metric="uncertain", **where)
-                (theirs,) = direct.rows(metric="tolerance", **where)
+                where = layer.layer, unit, tol
                 top = max(float(s[unit].max()) for s in spectra) if relative else 1.0
-                for i, (a, b, c) in enumerate(zip(ours["values"], theirs["values"], doubt["values"]), 1):
+                for i, (a, b, c) in enumerate(zip(ours[where], theirs[where], doubt[where], strict=True), 1):
                     assert (a is None) == (c is None) == (i % 3 > 0)
                     if a is None or b is None:
                         continue
@@ -121,6 +124,18 @@ def test_blocks_of_channels_change_nothing(tmp_path):
     stored(model, tmp_path / "out")
     a, b = (hf_ess.retol(tmp_path / "out", TOLERANCES, memory=m) for m in (1, "1GiB"))
     assert a.ess.equals(b.ess) and a.layers == b.layers
+
+
+def test_many_channels_keep_reductions_alone(tmp_path, monkeypatch):
+    from hf_ess.results import recording
+
+    monkeypatch.setattr(recording, "FEW_UNITS", 10)
+    model = tiny_model("jamba")
+    stored(model, tmp_path / "out")
+    found = hf_ess.retol(tmp_path / "out", [1e-2])
+    assert {r["kind"] for r in found.rows(metric="uncertain", reduction="sum_heads")} == {"mamba", "softmax"}
+    units = [r for r in found.rows(metric="tolerance", reduction=None) if r["unit"] is not None]
+    assert {r["kind"] for r in units} == {"softmax"}
 
 
 def test_a_layer_without_spectra_stays_without_values(tmp_path):

@@ -134,22 +134,14 @@ def _dense(
         counts, resolved = dense.tolerance_counts(T, tol.to(T.device), block=block)
         ess, error = dense.entropy(T, block=block) if entropy else (None, None)
         frobenius = dense.frobenius(T, block=block)
-        if sink is not None:
-            sigma, noise = _at_positions(some, T, sink.positions, frobenius, memory)
-            sink(sigma, tol[0] / tolerances[0], noise)
+        if sink is not None and isinstance(some, StateSpaceOperator):
+            del T  # the recurrence knows its spectra at all cuts for O(L n^3), which two SVDs of H_i cost too
+            parts = [s for _, s in recurrent.spectrum(some, sink.positions, memory or recurrent.MEMORY)]
+            sink(list(torch.cat(parts).unbind(1)), tol[0] / tolerances[0], recurrent.resolution(some).amax(1))
+        elif sink is not None:
+            noise = some.length * block * torch.finfo(torch.float64).eps * frobenius.amax(1)
+            sink(svds.singular_values(T, sink.positions, block), tol[0] / tolerances[0], noise)
         yield Measurement(counts, resolved, tol, ess, error, frobenius, top)
-
-
-def _at_positions(
-    some: Operator, T: Tensor, positions: list[int], frobenius: Tensor, memory: int | None
-) -> tuple[list[Tensor], Tensor]:
-    """Singular values at chosen cuts of operators whose T was formed, and a bound of their rounding error."""
-    if isinstance(some, StateSpaceOperator):  # at all cuts O(L n^3), which two SVDs of H_i cost too
-        parts = [s for _, s in recurrent.spectrum(some, positions, memory or recurrent.MEMORY)]
-        return list(torch.cat(parts).unbind(1)), recurrent.resolution(some).amax(1)
-    block = getattr(some, "block", 1)
-    noise = some.length * block * torch.finfo(torch.float64).eps * frobenius.amax(1)
-    return svds.singular_values(T, positions, block), noise
 
 
 def _by_spectra(
