@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,6 +18,14 @@ from hf_ess.adapters.registry import adapters
 from hf_ess.agreement import relative_error, rounding
 from hf_ess.errors import BadInput, NonFiniteOperator, VerificationFailed
 from hf_ess.operators import DenseOperator, Operator, SoftmaxAttention
+
+#: Where float32 itself may lose more than this of the output, no comparison with it verifies anything: a wrong operator
+#: is wrong by about 1.
+LARGEST_BOUND = 0.1
+
+#: One capture at a time: adapters watch functions that all models of a process share.
+_turn = threading.RLock()
+_busy = False
 
 
 @dataclass
@@ -51,8 +60,8 @@ class CapturedLayer:
 
     @property
     def verified(self) -> bool:
-        """Whether T is finite and reproduces the layer within the bound."""
-        return self.finite and self.error <= self.bound
+        """Whether T is finite and reproduces the layer within the bound, and the bound says anything."""
+        return self.finite and self.error <= self.bound <= LARGEST_BOUND
 
 
 @dataclass(frozen=True)
@@ -100,6 +109,8 @@ def capture(
         BadInput: the input is not one sequence of at least 2 tokens, or the model was compiled.
         VerificationFailed, NonFiniteOperator: with strict.
     """
+    if not isinstance(model, nn.Module):
+        raise BadInput(f"capture takes a loaded model of transformers, got {type(model).__name__}")
     ids = torch.as_tensor(input_ids)
     ids = ids[None] if ids.dim() == 1 else ids
     if ids.dim() != 2 or ids.shape[0] != 1 or ids.shape[1] < 2:
@@ -108,6 +119,7 @@ def capture(
         raise BadInput("the model was compiled with torch.compile; pass the original module (model._orig_mod)")
     run = _Run(model, on_layer, layers, strict)
     with ExitStack() as stack:
+        stack.enter_context(_alone())
         stack.enter_context(torch.no_grad())
         stack.enter_context(_as_found(model))
         stack.enter_context(_eager_attention(model))
@@ -116,6 +128,20 @@ def capture(
             stack.enter_context(adapter.watch(run.watch))
         model(input_ids=ids.to(_input_device(model)), use_cache=False)
     return run.skipped()
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Threads wait for each other; a callback that captures again would never end."""
+    global _busy
+    with _turn:
+        if _busy:
+            raise BadInput("a model cannot be captured from within the callback of another capture")
+        _busy = True
+        try:
+            yield
+        finally:
+            _busy = False
 
 
 class _Run:

@@ -138,12 +138,18 @@ class ProbeRun:
                 "failed": sum(i["status"] == "failed" for i in self.infos),
                 "not_finite": sum(i["status"] == "not finite" for i in self.infos),
             },
-            "notes": [*notes, *noise.notes(self.infos, self.options.tolerances, self.loaded.dtype)],
+            "notes": [*notes, *self._absent(), *noise.notes(self.infos, self.options.tolerances, self.loaded.dtype)],
             "reused_layers": self.reused,
         }
         if self.spectra is not None:
             summary["spectra"] = self.spectra.summary()
         return Result(summary, table, self._tokens())
+
+    def _absent(self) -> list[str]:
+        """A note on the layers that were asked for and do not exist."""
+        there = {info["layer"] for info in self.infos} | {s.layer for s in self.skipped.values()}
+        absent = sorted(set(self.options.layers or ()) - there)
+        return [f"there is no layer {', '.join(map(str, absent))} with a sequence mixer"] if absent else []
 
     def _where(self) -> dict[str, Any]:
         """How the work was done, which a resumed run may do otherwise."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hf_ess import bytesizes
 from hf_ess.errors import BadInput, HfEssError
@@ -107,6 +107,8 @@ def probe(
     options = _options(tolerances, relative, entropy, norms, gate, keep, positions, spectra_dtype, layers)
     if options.positions is not None and output is None:
         raise BadInput('keep "spectra" writes singular values into a directory: name it with output (-o DIR)')
+    if layers is not None and options.layers is not None and any(n < 0 for n in options.layers):
+        raise BadInput(f"layer numbers start at 0, got {min(options.layers)}")
     room, device = _room(memory), check_spectra_device(spectra_device)
     shared = processes()
     if not shared.first:
@@ -133,6 +135,9 @@ def probe(
     warnings = [note for p in prompts for note in (*p.notes, *check(p, loaded.model))]
     notes = list(dict.fromkeys([*loaded.notes, *warnings]))
     found = [delims.find(p, loaded.tokenizer, loaded.model, list(delimiters)) for p in prompts]
+    if tuple(delimiters) != tuple(delims.DEFAULT):
+        absent = [name for name in delimiters if not any(by[name] for by in found)]
+        notes += [f"the delimiter {name!r} does not occur in the text" for name in absent]
     cuts: list[list[int]] = [[] for _ in prompts]
     if options.positions is not None:
         lengths = [len(p) for p in prompts]
@@ -190,6 +195,8 @@ def _options(
         raise BadInput(f'positions say where spectra are kept, which keep "{keep}" does not: ask for keep "spectra"')
     if spectra_dtype not in DTYPES:
         raise BadInput(f"spectra are stored as {' or '.join(DTYPES)}, got {spectra_dtype!r}")
+    if isinstance(layers, str) or (layers is not None and not hasattr(layers, "__iter__")):
+        raise BadInput(f"layers must be a list of numbers, got {layers!r}")
     chosen = None if layers is None else tuple(sorted(set(layers)))
     if keep != "spectra":
         return Options(tolerances, relative, entropy, norms, gate, keep, chosen)
@@ -230,6 +237,14 @@ def _prompts(
 
 def _items(text: str | Sequence[str] | Sequence[int]) -> tuple[list[str], list[int] | None]:
     """What was given as text: texts, or the token ids of one text."""
+    if isinstance(text, Mapping):  # all that a tokenizer returns
+        if "input_ids" not in text:
+            raise BadInput("text must be a string, a list of strings, or a list of token ids, got a mapping")
+        text = cast("Any", text)["input_ids"]
+    if isinstance(text, bytes | bytearray):
+        raise BadInput("text must be a string, a list of strings, or a list of token ids, got bytes: decode them")
+    if not hasattr(text, "__iter__") and text is not None:
+        raise BadInput(f"text must be a string, a list of strings, or a list of token ids, got {type(text).__name__}")
     if getattr(text, "ndim", 1) == 2 and len(text) == 1:  # ids as a tokenizer returns them
         text = text[0]  # type: ignore[assignment]
     if text is None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hf_ess.capturing import CapturedLayer, SkippedLayer, capture
+from hf_ess.capturing import LARGEST_BOUND, CapturedLayer, SkippedLayer, capture
 from hf_ess.errors import UnsupportedModel
 from hf_ess.loading import LoadedModel, load
 from hf_ess.loading.quieting import quiet
@@ -61,7 +61,7 @@ class VerifiedLayer:
     @property
     def passed(self) -> bool:
         """Whether the operator is the layer's own, and the engine right on it."""
-        return self.finite and self.error <= self.bound and self.engine_wrong == 0
+        return self.finite and self.error <= self.bound <= LARGEST_BOUND and self.engine_wrong == 0
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; null for what is not finite."""

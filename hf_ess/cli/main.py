@@ -65,12 +65,14 @@ def run(arguments: list[str]) -> int:
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except SystemExit as stop:
+        if stop.code == 130:
+            _say("interrupted; what is finished is kept in DIR.partial, and the same command goes on from it")
         return stop.code if isinstance(stop.code, int) else 1
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (KeyboardInterrupt, typer.Abort):
-        _say("interrupted")
+        _say("interrupted; what is finished is kept in DIR.partial, and the same command goes on from it")
         return 130
     except Exception as error:
         if "--debug" in arguments:

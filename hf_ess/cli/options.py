@@ -93,7 +93,9 @@ def layer_numbers(text: str | None) -> list[int] | None:
     try:
         for part in text.split(","):
             first, dash, last = part.partition("-")
-            chosen += range(int(first), int(last or first) + 1) if dash else [int(first)]
+            if dash and int(last) - int(first) > 100_000:
+                raise ValueError
+            chosen += range(int(first), int(last) + 1) if dash else [int(first)]
     except ValueError:
         raise BadInput(f"--layers takes numbers and ranges such as 0,4,8-12, got {text!r}") from None
     if not chosen:
@@ -103,4 +105,8 @@ def layer_numbers(text: str | None) -> list[int] | None:
 
 def unescaped(text: str) -> str:
     r"""Text as typed in a shell: \n and \t are the characters they name."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadInput(f"an argument is not text in the encoding of this shell: {text!a}") from error
     return text.replace("\\n", "\n").replace("\\t", "\t")

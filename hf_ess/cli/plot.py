@@ -10,7 +10,7 @@ import typer
 
 
 def command(
-    directory: Annotated[Path, typer.Argument(help="A directory written by hf-ess probe -o or hf-ess compare -o.")],
+    directory: Annotated[Path, typer.Argument(help="Written by hf-ess probe -o, compare -o or study -o.")],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Directory for the pictures; default DIR/plots.")
     ] = None,

@@ -10,7 +10,7 @@ import typer
 
 
 def command(
-    directory: Annotated[Path, typer.Argument(help="A directory written by hf-ess probe -o or hf-ess compare -o.")],
+    directory: Annotated[Path, typer.Argument(help="Written by hf-ess probe -o, compare -o or study separators -o.")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The file; default DIR/report.html.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")] = False,

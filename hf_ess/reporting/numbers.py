@@ -34,8 +34,8 @@ def rounded(values: np.ndarray, digits: int = DIGITS) -> list[float | int | None
     ]
 
 
-def scalar(value: float | None, digits: int = DIGITS) -> float | int | None:
-    """One value, rounded as curves are."""
+def scalar(value: float | None, digits: int = 8) -> float | int | None:
+    """One value that is printed, so precise that printing does not round it a second time."""
     return None if value is None else rounded(np.array([value], dtype=float), digits)[0]
 
 

@@ -29,8 +29,13 @@ def partial_path(target: Path) -> Path:
 
 def refuse_existing(target: Path, overwrite: bool) -> None:
     """Raises BadInput where the target exists and may not be replaced, or is not ours to replace."""
-    if not target.exists() and not target.is_symlink():
-        return
+    try:
+        if target.is_symlink():
+            raise BadInput(f"the output path {target} is a link; name the directory itself")
+        if not target.exists():
+            return
+    except OSError as error:
+        raise BadInput(f"cannot write to {str(target)[:80]}...: {error.strerror or error}") from error
     if not target.is_dir():
         raise BadInput(f"the output path {target} is a file; name a directory that does not exist yet")
     if not overwrite:

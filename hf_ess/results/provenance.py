@@ -8,6 +8,8 @@ import sys
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from hf_ess import __version__
+
 if TYPE_CHECKING:
     from hf_ess.loading import LoadedModel
 
@@ -21,7 +23,7 @@ def versions() -> dict[str, str | None]:
         try:
             out[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            out[name] = None
+            out[name] = __version__ if name == "hf-ess" else None  # run from a checkout
     return out
 
 

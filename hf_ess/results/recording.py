@@ -68,7 +68,12 @@ def usable(tolerances: Sequence[float]) -> tuple[float, ...]:
     Raises:
         BadInput: there are none, or one is not finite or not above 0.
     """
-    once = tuple(dict.fromkeys(float(t) for t in tolerances))
+    if isinstance(tolerances, int | float):
+        tolerances = [tolerances]
+    try:
+        once = tuple(dict.fromkeys(float(t) for t in tolerances))
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"tolerances must be numbers, got {tolerances!r}") from error
     bad = [t for t in once if not (math.isfinite(t) and t > 0)]
     if bad or not once:
         raise BadInput(f"tolerances must be finite and above 0, got {bad or 'none'}")

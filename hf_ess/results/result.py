@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hf_ess.errors import BadInput, HfEssError
@@ -211,9 +212,31 @@ def load_result(path: str | os.PathLike[str]) -> Result:
         if version > SCHEMA_VERSION:
             raise BadInput(f"{folder} has schema version {version}; this hf-ess reads up to {SCHEMA_VERSION}")
         ess, tokens = pq.read_table(folder / "ess.parquet"), pq.read_table(folder / "tokens.parquet")
+        _check(summary, ess, tokens)
         return Result(summary, ess, tokens, folder)
-    except (ValueError, KeyError, OSError) as error:
-        raise BadInput(f"{folder} cannot be read as a result of hf-ess: {error}") from error
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, OSError) as error:
+        raise BadInput(
+            f"{folder} cannot be read as a result of hf-ess: {error or type(error).__name__}; it is damaged, or its "
+            "files are not of one run"
+        ) from error
+
+
+def _check(summary: dict[str, Any], ess: pa.Table, tokens: pa.Table) -> None:
+    """Raises ValueError where the files of a result do not go together."""
+    if not set(ESS_SCHEMA.names) <= set(ess.column_names) or not set(TOKENS_SCHEMA.names) <= set(tokens.column_names):
+        raise ValueError("its tables have other columns")
+    lengths = [prompt["tokens"] for prompt in summary["prompts"]]
+    counted = {row["prompt"]: row["position_count"] for row in _counted(tokens)}
+    if [counted.get(n) for n in range(len(lengths))] != lengths or not isinstance(summary["layers"], list):
+        raise ValueError("the summary and the tokens are of different texts")
+    cuts = pc.list_value_length(ess["values"])
+    expected = pc.take(pa.array([length - 1 for length in lengths]), ess["prompt"])
+    if not pc.all(pc.fill_null(pc.equal(cuts, expected), True)).as_py():
+        raise ValueError("the curves and the tokens are of different texts")
+
+
+def _counted(tokens: pa.Table) -> list[dict[str, int]]:
+    return tokens.group_by("prompt").aggregate([("position", "count")]).to_pylist()
 
 
 def ess_table(rows: Iterable[dict[str, Any]]) -> pa.Table:

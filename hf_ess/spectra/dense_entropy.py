@@ -121,7 +121,7 @@ def _trimmed(H: Tensor) -> Tensor:
     """
     square = (H / power_of_two(magnitude(H))[:, None, None]) ** 2
     least = NOTHING**2 * square.sum((1, 2))[:, None]
-    rows, columns = ((square.sum(d) > least).any(0) for d in (2, 1))
+    rows, columns = ((square.sum(d) >= least).any(0) for d in (2, 1))
     return H if rows.all() and columns.all() else H[:, rows][:, :, columns]
 
 

@@ -106,6 +106,10 @@ def as_operator(operator: Operator | Tensor) -> Operator:
     if isinstance(operator, Operator):
         return operator
     T = torch.as_tensor(operator)  # numpy arrays are welcome
+    if T.is_complex():
+        raise ValueError("T must be real, got complex numbers")
+    if 0 in T.shape:
+        raise ValueError(f"there is no operator in T of shape {tuple(T.shape)}")
     if T.dim() < 2 or T.shape[-1] != T.shape[-2] or T.shape[-1] < 2:
         raise ValueError(f"T must be (..., L, L) with L >= 2 tokens, got shape {tuple(T.shape)}")
     return DenseOperator(T.reshape(-1, *T.shape[-2:]))

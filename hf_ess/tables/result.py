@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from hf_ess.capturing import LARGEST_BOUND
 from hf_ess.plotting.labels import count, number, plain, ranges, tolerance, visible
 from hf_ess.tables import terminal
 
@@ -128,7 +129,14 @@ def _rows(result: Result) -> list[Row]:
 def _failures(result: Result) -> list[str]:
     """One sentence per way of failing."""
     out = []
-    bad = [i for i in result.layers if i["status"] == "failed"]
+    bad = [i for i in result.layers if i["status"] == "failed" and i["error_bound"] > LARGEST_BOUND]
+    if bad:
+        worst = max(i["error_bound"] for i in bad)
+        out.append(
+            f"{_layers(bad)} could not be verified: float32 itself may lose {_error(worst)} of the layer's output; "
+            "their values are null"
+        )
+    bad = [i for i in result.layers if i["status"] == "failed" and i["error_bound"] <= LARGEST_BOUND]
     if bad:
         worst = max(bad, key=lambda i: i["error"] if i["error"] is not None else float("inf"))
         out.append(

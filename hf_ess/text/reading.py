@@ -43,6 +43,7 @@ def read_text(path: str | Path, encoding: str = "utf-8") -> str:
     """
     try:
         codec = codecs.lookup(encoding).name
+        b"a".decode(codec, "ignore")  # "hex" is a codec, but none of text
     except LookupError as error:
         raise BadInput(f"there is no text encoding {encoding!r}: try utf-8, utf-16 or latin-1") from error
     name, data = _read(path)
@@ -65,6 +66,8 @@ def read_text(path: str | Path, encoding: str = "utf-8") -> str:
 
 def _read(path: str | Path) -> tuple[str, bytes]:
     if str(path) == "-":
+        if sys.stdin is None:
+            raise BadInput("standard input is closed")
         return "standard input", sys.stdin.buffer.read()
     file = Path(path).expanduser()
     try:

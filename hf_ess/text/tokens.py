@@ -82,7 +82,7 @@ def tokenize(
     tokens = Tokens(ids, labels, spans, text, bos_added=before > 0)
     bos = getattr(tokenizer, "bos_token_id", None)
     tokens.double_bos = bos is not None and ids[:2] == [bos, bos]
-    if tokens.double_bos:
+    if tokens.double_bos and before:
         tokens.notes.append("the text begins with BOS and the tokenizer adds another: there are two")
     return _cut(tokens, max_tokens)
 
