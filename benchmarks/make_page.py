@@ -160,7 +160,7 @@ ratio to the forward pass; `pytest -m gpu` would test the engines there.
 ## More
 
 [Memory and time that `--dry-run` predicts](../benchmarks/results/dry_run.md) (`python -m benchmarks.dry_run`);
-[stored spectra](../benchmarks/results/spectra_storage.md) (`python -m benchmarks.spectra_storage`); size and speed of
+[stored spectra](../benchmarks/results/spectra_storage.txt) (`python -m benchmarks.spectra_storage`); size and speed of
 the report page (`python -m benchmarks.report_page`).
 """
 
