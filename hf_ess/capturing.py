@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ from hf_ess.adapters.base import MixerCall, Watch
 from hf_ess.adapters.inventory import Inventory, is_mixer, layer_number, mixes_along_the_text
 from hf_ess.adapters.registry import adapters
 from hf_ess.agreement import relative_error, rounding
-from hf_ess.errors import BadInput, NonFiniteOperator, VerificationFailed
+from hf_ess.errors import BadInput, NonFiniteOperator, UnsupportedModel, VerificationFailed
 from hf_ess.operators import DenseOperator, Operator, SoftmaxAttention
 
 #: Where float32 itself may lose more than this of the output, no comparison with it verifies anything: a wrong operator
@@ -81,6 +81,15 @@ class SkippedLayer:
     class_name: str
     reason: str
     called: bool = True
+
+
+def nothing_measured(name: str, skipped: Iterable[SkippedLayer]) -> UnsupportedModel:
+    """The error of a model of which no layer could be measured, with the reasons."""
+    reasons = "; ".join(dict.fromkeys(f"{s.class_name}: {s.reason}" for s in skipped if s.called))
+    return UnsupportedModel(
+        f"no layer of {name} could be measured"
+        + (f" ({reasons})" if reasons else ": it has no sequence mixer of a known kind in the layers asked for")
+    )
 
 
 def capture(

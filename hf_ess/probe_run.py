@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from hf_ess.capturing import CapturedLayer, SkippedLayer, capture
-from hf_ess.errors import UnsupportedModel
+from hf_ess.capturing import CapturedLayer, SkippedLayer, capture, nothing_measured
 from hf_ess.loading import LoadedModel
 from hf_ess.loading.quieting import quiet
 from hf_ess.processes import Processes
 from hf_ess.results import SCHEMA_VERSION, TOKENS_SCHEMA, Result, noise
-from hf_ess.results.provenance import provenance
-from hf_ess.results.recording import Options, record, unmeasured
+from hf_ess.results.provenance import identity, provenance
+from hf_ess.results.recording import Options, record, unmeasured, verification
 from hf_ess.results.stored import FOLDER, SpectraFolder
 from hf_ess.results.totals import over_layers
 from hf_ess.results.writing import PartialResult
@@ -68,10 +67,8 @@ class ProbeRun:
 
     def key(self) -> dict[str, Any]:
         """What makes two runs the same run."""
-        origin = provenance(self.loaded)
-        names = ("model_class", "weights_hash", "config_hash", "model_dtype", "versions")
         return {
-            **{name: origin[name] for name in names},
+            **identity(self.loaded),
             "ids": [p.ids for p in self.prompts],
             "options": self.options.to_json(),
             "cuts": self.cuts,
@@ -97,8 +94,6 @@ class ProbeRun:
     def _gather(self, partial: PartialResult | None) -> None:
         """Starts again from the pieces of all processes, in the order that one process would have."""
         self.infos, self.tables, self.skipped, self.reused = [], [], {}, 0
-        if self.spectra is not None:
-            self.spectra.gather()
         for number, tokens in enumerate(self.prompts):
             self._run(number, tokens, partial)
 
@@ -110,13 +105,8 @@ class ProbeRun:
         """
         skipped = [s for s in self.skipped.values() if s.called]
         if not self.infos:
-            reasons = "; ".join(dict.fromkeys(f"{s.class_name}: {s.reason}" for s in skipped))
-            raise UnsupportedModel(
-                f"no layer of {self.loaded.name} could be measured"
-                + (f" ({reasons})" if reasons else ": it has no sequence mixer of a known kind in the layers asked for")
-            )
+            raise nothing_measured(self.loaded.name, skipped)
         totals, table = over_layers(pa.concat_tables(self.tables))
-        errors = [i["error"] for i in self.infos if i["error"] is not None]
         summary = {
             "schema_version": SCHEMA_VERSION,
             "provenance": provenance(self.loaded),
@@ -133,11 +123,7 @@ class ProbeRun:
             "totals": totals,
             "skipped": [_named(s) for s in skipped],
             "not_called": [_named(s) for s in self.skipped.values() if not s.called],
-            "verification": {
-                "largest_error": max(errors, default=None),
-                "failed": sum(i["status"] == "failed" for i in self.infos),
-                "not_finite": sum(i["status"] == "not finite" for i in self.infos),
-            },
+            "verification": verification(self.infos),
             "notes": [*notes, *self._absent(), *noise.notes(self.infos, self.options.tolerances, self.loaded.dtype)],
             "reused_layers": self.reused,
         }

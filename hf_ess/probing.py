@@ -13,6 +13,7 @@ from hf_ess.errors import BadInput, HfEssError
 from hf_ess.loading import LoadedModel, load
 from hf_ess.loading.devices import spectra_device as check_spectra_device
 from hf_ess.planning.guard import foresee
+from hf_ess.plotting.attempt import attempt
 from hf_ess.probe_run import ProbeRun, Progress
 from hf_ess.processes import meeting_place, processes
 from hf_ess.results import Result, load_result
@@ -166,7 +167,11 @@ def _finished(
         if shared.first:
             result = run.result(delimiters, notes)
             if plots:
-                _draw(result, partial.folder / "plots")
+                attempt(
+                    lambda: _draw(result, partial.folder / "plots"),
+                    result.summary["notes"],
+                    "; hf-ess plot DIR tries again",
+                )
             partial.publish(result)
             result.path = partial.target
         shared.wait()
@@ -260,11 +265,7 @@ def _items(text: str | Sequence[str] | Sequence[int]) -> tuple[list[str], list[i
 
 
 def _draw(result: Result, folder: Path) -> None:
-    """Draws the standard pictures; what goes wrong there becomes a note, because the measurement is done."""
-    try:
-        from hf_ess.plots import save_all
+    """Draws the standard pictures."""
+    from hf_ess.plots import save_all
 
-        save_all(result, folder)
-    except Exception as error:
-        first = str(error).partition("\n")[0]
-        result.summary["notes"].append(f"the pictures could not be drawn ({first}); hf-ess plot DIR tries again")
+    save_all(result, folder)

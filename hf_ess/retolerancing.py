@@ -59,8 +59,9 @@ def retol(result: Result | str | os.PathLike[str], tolerances: Sequence[float], 
         else:
             length = whole.summary["prompts"][info["prompt"]]["tokens"]
             few = few_units(whole.summary["options"]["keep"], info["operators"])
-            rows = Rows(shared, few, length, stored.open(entry).positions)
-            _count(stored.open(entry), rows, info, tolerances, length, room, whole.summary["provenance"]["model_dtype"])
+            shard = stored.open(entry)
+            rows = Rows(shared, few, length, shard.positions)
+            _count(shard, rows, info, tolerances, length, room, whole.summary["provenance"]["model_dtype"])
             tables.append(rows.table())
         infos.append(info)
     totals, table = over_layers(pa.concat_tables(tables))

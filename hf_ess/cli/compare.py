@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hf_ess.cli import options
+from hf_ess.cli import ending, options
 
 EXAMPLES = """
 Examples:
@@ -112,22 +111,18 @@ def command(
             plots=plots,
             progress=advance,
         )
-    checks = result.summary["verification"]
-    status = 3 if checks["failed"] or checks["not_finite"] else 0
+    status = ending.status(result.summary)
     if not processes().first:
         raise typer.Exit(status)  # the first process speaks for all
     if as_json:
-        sys.stdout.write(json.dumps(result.to_json(), ensure_ascii=False, allow_nan=False) + "\n")
+        ending.document(result.to_json())
     elif not quiet:
         terminal.show(heading(result), effect_table(result, per_layer))
         if groups:
             sys.stdout.write("\n")
             terminal.show(["  most modulated heads or groups of channels"], group_table(result))
     if not quiet:
-        for line in notes(result):
-            sys.stderr.write(f"note: {line}\n")
-        if output is not None:
-            sys.stderr.write(f"comparison written to {output}\n")
+        ending.notes(notes(result), "comparison", output)
     sys.stdout.flush()
     raise typer.Exit(status)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hf_ess.cli import options
+from hf_ess.cli import ending, options
 from hf_ess.plotting.labels import count, number, tolerance, visible
 from hf_ess.tables import terminal
 
@@ -71,17 +70,13 @@ def command(
             progress=advance,
         )
     if as_json:
-        sys.stdout.write(json.dumps(result.to_json(), ensure_ascii=False, allow_nan=False) + "\n")
+        ending.document(result.to_json())
     elif not quiet:
         terminal.show(heading(result), profile_table(result))
     if not quiet:
-        for note in result.summary["notes"]:
-            sys.stderr.write(f"note: {visible(note)}\n")
-        if output is not None:
-            sys.stderr.write(f"comparison written to {output}\n")
+        ending.notes(map(visible, result.summary["notes"]), "comparison", output)
     sys.stdout.flush()
-    checks = result.summary["verification"]
-    raise typer.Exit(3 if checks["failed"] or checks["not_finite"] else 0)
+    raise typer.Exit(ending.status(result.summary))
 
 
 def heading(result: ModelComparison) -> list[str]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Any
 
+from hf_ess.cli import ending
 from hf_ess.errors import BadInput
 
 
@@ -26,12 +26,11 @@ def run(as_json: bool, quiet: bool, model: str, texts: list[str] | None, **argum
     if not processes().first:
         return 2 if planned.refusals else 0  # the first process speaks for all
     if as_json:
-        sys.stdout.write(json.dumps(planned.to_json(), ensure_ascii=False, allow_nan=False) + "\n")
+        ending.document(planned.to_json())
     elif not quiet:
         table.show(planned)
     if not quiet:
-        for line in table.notes(planned):
-            sys.stderr.write(f"note: {line}\n")
+        ending.notes(table.notes(planned))
     for line in planned.refusals:
         sys.stderr.write(f"hf-ess: {line}\n")
     sys.stdout.flush()

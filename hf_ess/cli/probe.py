@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
-from hf_ess.cli import options
-
-if TYPE_CHECKING:
-    from hf_ess.results import Result
+from hf_ess.cli import ending, options
 
 EXAMPLES = """
 Examples:
@@ -108,92 +104,57 @@ def command(
         refuse_existing(output, overwrite)  # before anything slow
     chosen = options.layer_numbers(layers)
     delimiters = DEFAULT if delimiter is None else [options.unescaped(d) for d in delimiter]
+    asked: dict[str, Any] = {
+        "tolerances": tol or DEFAULT_TOLERANCES,
+        "relative": relative,
+        "entropy": entropy,
+        "norms": norms,
+        "gate": gate,
+        "delimiters": delimiters,
+        "keep": keep,
+        "positions": positions,
+        "spectra_dtype": spectra_dtype,
+        "layers": chosen,
+        "max_tokens": max_tokens,
+        "parse_special": special,
+        "tokenizer": tokenizer,
+        "dtype": dtype,
+        "device_map": device_map,
+        "memory": memory,
+        "revision": revision,
+        "gguf_file": gguf_file,
+        "trust_remote_code": trust_remote_code,
+        "output": output,
+        "plots": plots,
+    }
+    source = (text, prompt, dataset, split, field, limit, encoding)
     if dry_run:
         from hf_ess.cli import planned
 
-        texts = (
-            options.texts(text, prompt, dataset, split, field, limit, encoding) if text or prompt or dataset else None
-        )
-        raise typer.Exit(
-            planned.run(
-                as_json,
-                quiet,
-                model,
-                texts,
-                tolerances=tol or DEFAULT_TOLERANCES,
-                relative=relative,
-                entropy=entropy,
-                norms=norms,
-                gate=gate,
-                delimiters=delimiters,
-                keep=keep,
-                positions=positions,
-                spectra_dtype=spectra_dtype,
-                layers=chosen,
-                max_tokens=max_tokens,
-                parse_special=special,
-                tokenizer=tokenizer,
-                dtype=dtype,
-                device_map=device_map,
-                memory=memory,
-                revision=revision,
-                gguf_file=gguf_file,
-                trust_remote_code=trust_remote_code,
-                output=output,
-                plots=plots,
-            )
-        )
-    prompts = options.texts(text, prompt, dataset, split, field, limit, encoding)
+        texts = options.texts(*source) if text or prompt or dataset else None
+        raise typer.Exit(planned.run(as_json, quiet, model, texts, **asked))
+    prompts = options.texts(*source)
     with progress.bar(quiet) as advance:
         result = probe(
             model,
             prompts,
-            tolerances=tol or DEFAULT_TOLERANCES,
-            relative=relative,
-            entropy=entropy,
-            norms=norms,
-            gate=gate,
-            delimiters=delimiters,
-            keep=keep,
-            positions=positions,
-            spectra_dtype=spectra_dtype,
-            layers=chosen,
-            max_tokens=max_tokens,
-            parse_special=special,
-            tokenizer=tokenizer,
-            dtype=dtype,
-            device_map=device_map,
+            **asked,
             offload_folder=offload_folder,
             spectra_device=spectra_device,
-            memory=memory,
-            revision=revision,
-            gguf_file=gguf_file,
-            trust_remote_code=trust_remote_code,
-            output=output,
             overwrite=overwrite,
-            plots=plots,
             progress=advance,
-            announce=None if quiet else lambda line: sys.stderr.write(f"note: {line}\n"),
+            announce=None if quiet else lambda line: ending.notes([line]),
         )
     if not processes().first:
-        raise typer.Exit(status(result))  # the first process speaks for all
+        raise typer.Exit(ending.status(result.summary))  # the first process speaks for all
     if as_json:
-        sys.stdout.write(json.dumps(result.summary, ensure_ascii=False, allow_nan=False) + "\n")
+        ending.document(result.summary)
     elif not quiet:
         table.show(result)
     if not quiet:
-        for line in [*result.summary["notes"], *table.notes(result)]:
-            sys.stderr.write(f"note: {line}\n")
-        if output is not None:
-            sys.stderr.write(f"result written to {output}\n")
+        ending.notes([*result.summary["notes"], *table.notes(result)], "result", output)
     sys.stdout.flush()
-    raise typer.Exit(status(result))
-
-
-def status(result: Result) -> int:
-    """0, or 3 where a layer failed its verification or was not finite (its values are null)."""
-    checks = result.summary["verification"]
-    return 3 if checks["failed"] or checks["not_finite"] else 0
+    raise typer.Exit(ending.status(result.summary))
 
 
 command.__doc__ = f"{command.__doc__}\n{EXAMPLES}"

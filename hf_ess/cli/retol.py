@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hf_ess.cli import options
+from hf_ess.cli import ending, options
 
 EXAMPLES = """
 Examples:
@@ -43,14 +42,11 @@ def command(
     if output is not None:
         found.save(output, overwrite)
     if as_json:
-        sys.stdout.write(json.dumps(found.summary, ensure_ascii=False, allow_nan=False) + "\n")
+        ending.document(found.summary)
     elif not quiet:
         table.show(found)
     if not quiet:
-        for line in [*found.summary["notes"], *table.notes(found)]:
-            sys.stderr.write(f"note: {line}\n")
-        if output is not None:
-            sys.stderr.write(f"result written to {output}\n")
+        ending.notes([*found.summary["notes"], *table.notes(found)], "result", output)
     sys.stdout.flush()
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hf_ess.cli import options
+from hf_ess.cli import ending, options
 
 if TYPE_CHECKING:
     from hf_ess.studying.outcome import StudyOutcome
@@ -95,8 +94,7 @@ def command(
             progress=advance,
         )
     _show(outcome, output, per_layer, as_json, quiet)
-    checks = outcome.summary["verification"]
-    raise typer.Exit(3 if checks["failed"] or checks["not_finite"] else 0)
+    raise typer.Exit(ending.status(outcome.summary))
 
 
 def _list() -> None:
@@ -118,16 +116,13 @@ def _show(outcome: StudyOutcome, output: Path | None, per_layer: bool, as_json: 
     from hf_ess.tables.study import blocks
 
     if as_json:
-        sys.stdout.write(json.dumps(outcome.to_json(), ensure_ascii=False, allow_nan=False) + "\n")
+        ending.document(outcome.to_json())
     elif not quiet:
         for lines, table in blocks(outcome, per_layer):
             terminal.show(lines, table)
     if not quiet:
         skipped = [f"skipped {s['module']} ({s['class']}): {s['reason']}" for s in outcome.summary["skipped"]]
-        for note in [*outcome.summary["notes"], *skipped]:
-            sys.stderr.write(f"note: {visible(note)}\n")
-        if output is not None:
-            sys.stderr.write(f"outcome written to {output}\n")
+        ending.notes(map(visible, [*outcome.summary["notes"], *skipped]), "outcome", output)
     sys.stdout.flush()
 
 

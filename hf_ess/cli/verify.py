@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hf_ess.cli import ending
 from hf_ess.tables import terminal
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def command(
         trust_remote_code=trust_remote_code,
     )
     if as_json:
-        sys.stdout.write(json.dumps(done.to_json(), ensure_ascii=False, allow_nan=False) + "\n")
+        ending.document(done.to_json())
     else:
         show(done)
     raise typer.Exit(0 if done.passed else 3)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +16,10 @@ from hf_ess.comparing.kept import KeptRuns
 from hf_ess.comparing.preparing import Plan, measured_as
 from hf_ess.errors import BadInput
 from hf_ess.loading import LoadedModel, load
+from hf_ess.plotting.attempt import attempt
 from hf_ess.probing import DEFAULT_TOLERANCES, Progress
 from hf_ess.processes import meeting_place, processes
-from hf_ess.results.files import partial_path, publish, refuse_existing, write_json, write_table
+from hf_ess.results.files import refuse_existing, whole_directory, write_json, write_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -77,35 +77,24 @@ class Comparison:
 
         Raises:
             BadInput: the path exists (and overwrite is False), or cannot be written.
+            HfEssError: the disk is full.
         """
         target = Path(path)
-        refuse_existing(target, overwrite)
-        partial = partial_path(target)
-        try:
-            partial.mkdir(parents=True, exist_ok=True)
-            self.write(partial, plots)
-            publish(partial, target)
-        except OSError as error:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise BadInput(f"cannot write the comparison to {target}: {error.strerror or error}") from error
+        with whole_directory(target, overwrite, "the comparison") as folder:
+            self.write(folder, plots)
         return target
 
     def write(self, folder: Path, plots: bool = False) -> None:
         """Writes the files of a comparison into an existing folder."""
         write_table(self.curves, folder / "curves.parquet")
         if plots:
-            self._draw(folder / "plots")
+            attempt(lambda: self._draw(folder / "plots"), self.summary["notes"])
         write_json(self.summary, folder / "summary.json")
 
     def _draw(self, folder: Path) -> None:
-        """Draws the standard pictures; what goes wrong there becomes a note, because the measurement is done."""
-        try:
-            from hf_ess.plotting import comparison
+        from hf_ess.plotting import comparison
 
-            comparison.save_all(self, folder)
-        except Exception as error:
-            first = str(error).partition("\n")[0]
-            self.summary["notes"].append(f"the pictures could not be drawn ({first})")
+        comparison.save_all(self, folder)
 
     def __repr__(self) -> str:
         s = self.summary

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from hf_ess.loading import LoadedModel
 from hf_ess.probing import DEFAULT_TOLERANCES, Progress, probe
 from hf_ess.processes import require_one
 from hf_ess.results import Result
-from hf_ess.results.files import partial_path, publish, refuse_existing, write_json
+from hf_ess.results.files import refuse_existing, whole_directory, write_json
 
 SCHEMA_VERSION = 1
 
@@ -59,19 +58,13 @@ class ModelComparison:
 
         Raises:
             BadInput: the path exists (and overwrite is False), or cannot be written.
+            HfEssError: the disk is full.
         """
         target = Path(path)
-        refuse_existing(target, overwrite)
-        partial = partial_path(target)
-        try:
-            partial.mkdir(parents=True, exist_ok=True)
+        with whole_directory(target, overwrite, "the comparison") as folder:
             for number, result in enumerate(self.results):
-                result.save(partial / f"model-{number}", overwrite=True)
-            write_json(self.summary, partial / "summary.json")
-            publish(partial, target)
-        except OSError as error:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise BadInput(f"cannot write the comparison to {target}: {error.strerror or error}") from error
+                result.save(folder / f"model-{number}", overwrite=True)
+            write_json(self.summary, folder / "summary.json")
         return target
 
 

@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from hf_ess.capturing import SkippedLayer
+from hf_ess.capturing import SkippedLayer, nothing_measured
 from hf_ess.comparing.kept import KeptRuns
 from hf_ess.comparing.substituted import Key, Measured, Settings, run
-from hf_ess.errors import HfEssError, UnsupportedModel
+from hf_ess.errors import HfEssError
 from hf_ess.loading import LoadedModel
 from hf_ess.probing import Progress
 from hf_ess.processes import Processes
-from hf_ess.results.provenance import provenance
+from hf_ess.results.provenance import identity
+from hf_ess.results.recording import verification
 
 CURVES_SCHEMA = pa.schema(
     [
@@ -73,10 +74,8 @@ class Runs:
 
     def key(self) -> dict[str, Any]:
         """What makes two of these the same, whatever they are made for."""
-        origin = provenance(self.loaded)
-        names = ("model_class", "weights_hash", "config_hash", "model_dtype", "versions")
         return {
-            **{name: origin[name] for name in names},
+            **identity(self.loaded),
             "ids": [[v.ids for v in variants.values()] for variants in self.prompts],
             "places": [[list(v.places) for v in variants.values()] for variants in self.prompts],
             "settings": asdict(self.settings),
@@ -105,12 +104,7 @@ class Runs:
         except MemoryError as error:
             raise HfEssError("the machine ran out of memory; shorten the text with --max-tokens") from error
         if not self.mixers():
-            called = [s for s in self.skipped.values() if s.called]
-            reasons = "; ".join(dict.fromkeys(f"{s.class_name}: {s.reason}" for s in called))
-            raise UnsupportedModel(
-                f"no layer of {self.loaded.name} could be measured"
-                + (f" ({reasons})" if reasons else ": it has no sequence mixer of a known kind in the layers asked for")
-            )
+            raise nothing_measured(self.loaded.name, self.skipped.values())
         return self
 
     def _run(self, kept: KeptRuns | None, shared: Processes) -> None:
@@ -183,18 +177,12 @@ class Runs:
     def facts(self) -> dict[str, Any]:
         """What a summary tells of the runs: layers, skipped and not called mixers, verification."""
         measured = [m for by in self.found for layers in by.values() for m in layers.values()]
-        statuses = [m.info["status"] for m in measured]
-        errors = [m.info["error"] for m in measured if m.info["error"] is not None]
         skipped = [{**asdict(s), "class": s.class_name} for s in self.skipped.values()]
         return {
             "layers": [{k: info[k] for k in _LAYER} for info in self.mixers().values()],
             "skipped": [s for s in skipped if s["called"]],
             "not_called": [s for s in skipped if not s["called"]],
-            "verification": {
-                "largest_error": max(errors, default=None),
-                "failed": statuses.count("failed"),
-                "not_finite": statuses.count("not finite"),
-            },
+            "verification": verification([m.info for m in measured]),
         }
 
     def notes(self) -> list[str]:

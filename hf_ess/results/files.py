@@ -14,7 +14,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hf_ess.errors import BadInput
+from hf_ess.errors import BadInput, HfEssError
 
 
 def full(error: OSError) -> bool:
@@ -74,6 +74,34 @@ def durable(path: Path) -> Iterator[IO[bytes]]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def whole_directory(target: Path, overwrite: bool, what: str) -> Iterator[Path]:
+    """A folder to fill, which becomes the target when the block ends well; else nothing is left behind.
+
+    It is not DIR.partial, where an unfinished run may lie that is worth going on from.
+
+    Args:
+        target: the directory to be.
+        overwrite: replace one that exists.
+        what: is being written, for the message.
+
+    Raises:
+        BadInput: the target exists (and overwrite is False), or cannot be written.
+        HfEssError: the disk is full.
+    """
+    refuse_existing(target, overwrite)
+    folder = target.with_name(f"{target.name}.saving-{os.getpid()}")
+    try:
+        folder.mkdir(parents=True)
+        yield folder
+        publish(folder, target)
+    except (OSError, shutil.Error) as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        kind = HfEssError if isinstance(error, shutil.Error) or full(error) else BadInput
+        reason = getattr(error, "strerror", None) or error
+        raise kind(f"cannot write {what} to {target}: {reason}") from error
 
 
 def publish(partial: Path, target: Path) -> None:

@@ -27,6 +27,12 @@ def versions() -> dict[str, str | None]:
     return out
 
 
+def identity(loaded: LoadedModel) -> dict[str, Any]:
+    """What two runs have in common if they are of one model and one software."""
+    origin = provenance(loaded)
+    return {name: origin[name] for name in ("model_class", "weights_hash", "config_hash", "model_dtype", "versions")}
+
+
 def provenance(loaded: LoadedModel) -> dict[str, Any]:
     """What a result says of its origin."""
     import torch

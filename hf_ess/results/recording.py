@@ -189,6 +189,16 @@ def describe(layer: CapturedLayer, prompt: int) -> dict[str, Any]:
     }
 
 
+def verification(infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What a summary says of the verification of all layers, from their rows."""
+    statuses = [info["status"] for info in infos]
+    return {
+        "largest_error": max((info["error"] for info in infos if info["error"] is not None), default=None),
+        "failed": statuses.count("failed"),
+        "not_finite": statuses.count("not finite"),
+    }
+
+
 def unmeasured(layer: CapturedLayer, prompt: int, options: Options) -> tuple[dict[str, Any], pa.Table]:
     """Summary and rows of a layer that failed its verification: the rows are there, their values null."""
     return describe(layer, prompt), nulls(_shared(layer, prompt), options.tolerances, options.entropy)

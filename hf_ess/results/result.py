@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from hf_ess.errors import BadInput, HfEssError
-from hf_ess.results.files import full, publish, refuse_existing, write_json, write_table
+from hf_ess.errors import BadInput
+from hf_ess.results.files import whole_directory, write_json, write_table
 
 if TYPE_CHECKING:
     import datasets
@@ -170,21 +170,12 @@ class Result:
             HfEssError: the disk is full; nothing is left behind.
         """
         target = Path(path)
-        refuse_existing(target, overwrite)
-        partial = target.with_name(f"{target.name}.saving-{os.getpid()}")
-        try:
-            partial.mkdir(parents=True)
+        with whole_directory(target, overwrite, "the result") as folder:
             if self.path is not None and (self.path / "spectra").is_dir():
-                shutil.copytree(self.path / "spectra", partial / "spectra", dirs_exist_ok=True)
-            write_table(self.ess, partial / "ess.parquet")
-            write_table(self.tokens, partial / "tokens.parquet")
-            write_json(self.summary, partial / "summary.json")
-            publish(partial, target)
-        except (OSError, shutil.Error) as error:
-            shutil.rmtree(partial, ignore_errors=True)
-            kind = HfEssError if isinstance(error, shutil.Error) or full(error) else BadInput
-            reason = getattr(error, "strerror", None) or error
-            raise kind(f"cannot write the result to {target}: {reason}") from error
+                shutil.copytree(self.path / "spectra", folder / "spectra", dirs_exist_ok=True)
+            write_table(self.ess, folder / "ess.parquet")
+            write_table(self.tokens, folder / "tokens.parquet")
+            write_json(self.summary, folder / "summary.json")
         return target
 
     def __repr__(self) -> str:

@@ -113,17 +113,11 @@ if (DATA.prompts.length === 1) $("prompt")?.closest(".control").remove();
 
 const tokens = new TokenText(text, (k) => setMark(k, false), (k) => showReadout(k ?? tokens.marked));
 
-function setMark(position, reveal) {
-  tokens.mark(position);
-  markCharts(CHARTS, position);
-  if (reveal && position !== null) tokens.reveal(position);
-  showReadout(position);
-  if (position !== null) say(info.textContent);
-}
+const setMark = marker(tokens, CHARTS, showReadout, info);
 
 function showReadout(position) {
   if (position === null || position === undefined) {
-    readout(info, [["", coarse ? "Tap a token for its numbers." : "Point at a token for its numbers; a click marks it in the charts."]]);
+    readNothing(info);
     return;
   }
   const p = prompt();

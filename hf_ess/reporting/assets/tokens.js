@@ -79,6 +79,21 @@ function readout(node, parts) {
     el("span", { class: kind || "" }, el("b", {}, name), " ", kind === "text" ? el("q", {}, bdi(value)) : bdi(value))));
 }
 
+function readNothing(node) {
+  readout(node, [["", coarse ? "Tap a token for its numbers." : "Point at a token for its numbers; a click marks it in the charts."]]);
+}
+
+/* What marks a position in the text and in the charts, and reads it out. */
+function marker(tokens, charts, show, node) {
+  return (position, reveal) => {
+    tokens.mark(position);
+    markCharts(charts, position);
+    if (reveal && position !== null) tokens.reveal(position);
+    show(position);
+    if (position !== null) say(node.textContent);
+  };
+}
+
 function say(text) {
   $("spoken").textContent = text;
 }
